@@ -1,0 +1,57 @@
+# Everything here works from a bare clone with python3 and make: the environment is made on the
+# first call and reused while pyproject.toml and constraints.txt stay as they are.
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: help demo test test-all bench lint format docs clean
+# Two pip runs in one environment would trip over each other.
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo      a training run that goes on while its workers are killed'
+	@echo 'make test      the quick test suite (PYTEST_ARGS="-k name" for a part of it)'
+	@echo 'make test-all  every test, with all fault combinations'
+	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
+	@echo 'make lint      ruff and mypy'
+	@echo 'make format    let ruff rewrite what it can'
+	@echo 'make docs      check links in the docs and run their examples'
+
+demo: $(VENV)/.has-test
+	$(RUN) examples/demo.py
+
+test: $(VENV)/.has-test
+	$(RUN) -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-all: $(VENV)/.has-test
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.has-bench
+	$(RUN) -m benchmarks $(BENCH_ARGS)
+
+lint: $(VENV)/.has-lint
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy --strict src
+
+format: $(VENV)/.has-lint
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+docs: $(VENV)/.has-test
+	$(RUN) -m pytest tests/docs $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# One stamp per extra of pyproject.toml.
+$(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@

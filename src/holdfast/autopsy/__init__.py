@@ -1,0 +1,1 @@
+"""What a worker leaves behind when it dies."""

@@ -1,0 +1,131 @@
+"""The black box: what a worker was doing, in memory that survives it.
+
+A zombie has no memory to look at and a killed process cannot report. So each worker notes, before
+every step, which batch and which sample it works on, in a page shared with the parent, and keeps
+there its random state before the current batch and before the next. Writing a note is one packed
+store (about half a microsecond); the parent reads it only when something is wrong.
+
+All workers of a pool share one anonymous memory file: a region for each, and far behind them, in
+the sparse part of the file, a place for each worker's `faulthandler` dump.
+
+Random states are numbered by how many items (tasks and epoch resumptions) the worker had answered
+when they were saved. State n+1 is written before answer n+1 is sent, into the slot that does not
+hold state n, and gets its number last: whatever moment a SIGKILL chooses, the state that fits the
+number of answers the parent has received is whole.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BlackBoxes", "Note", "Recorder", "STEPS"]
+
+STEPS = ("start-up", "fetch", "collate", "send", "idle", "replay", "stop")
+START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
+
+_NOTE = struct.Struct("<qqqd")  # task, position in the batch, step, since (monotonic)
+_NUMBER = struct.Struct("<q")
+_SLOT = 16 * 1024
+_SLOTS = 4096  # the first slot starts a page after the note
+_REGION = _SLOTS + 2 * _SLOT
+_DUMP = 4 << 20  # sparse room for one worker's dumps
+_NOTHING = -1
+
+
+class Note(NamedTuple):
+    """What a worker wrote last."""
+
+    task: int | None
+    position: int | None
+    step: str
+    since: float
+
+
+class BlackBoxes:
+    """The parent's view of all black boxes of a pool; owns the memory file."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.fd = os.memfd_create("holdfast-blackbox")
+        os.ftruncate(self.fd, workers * (_REGION + _DUMP))
+        self._memory = mmap.mmap(self.fd, workers * _REGION)
+        for worker in range(workers):
+            self.clear(worker)
+
+    def clear(self, worker: int) -> None:
+        """Before a worker starts: forget what its predecessor noted (not its random states)."""
+        _NOTE.pack_into(
+            self._memory, worker * _REGION, _NOTHING, _NOTHING, START, monotonic()
+        )
+
+    def note(self, worker: int) -> Note:
+        task, position, step, since = _NOTE.unpack_from(self._memory, worker * _REGION)
+        return Note(
+            None if task == _NOTHING else task,
+            None if position == _NOTHING else position,
+            STEPS[step] if 0 <= step < len(STEPS) else "unknown",
+            since,
+        )
+
+    def random_state(self, worker: int, number: int) -> bytes | None:
+        """The random state saved after `number` answers, if the worker got that far."""
+        for slot in range(2):
+            at = worker * _REGION + _SLOTS + slot * _SLOT
+            if _NUMBER.unpack_from(self._memory, at)[0] == number + 1:
+                return self._memory[at + 8 : at + _SLOT]
+        return None
+
+    def take_dump(self, worker: int) -> str:
+        """What `faulthandler` wrote for this worker, which is then forgotten."""
+        at = self._dump_at(worker)
+        text = os.pread(self.fd, _DUMP, at).rstrip(b"\0")
+        if text:
+            for start in range(0, len(text), 1 << 16):
+                os.pwrite(self.fd, bytes(min(1 << 16, len(text) - start)), at + start)
+        return text.decode(errors="replace")
+
+    def _dump_at(self, worker: int) -> int:
+        return self.workers * _REGION + worker * _DUMP
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.fd)
+
+
+class Recorder:
+    """The worker's view of its own black box."""
+
+    def __init__(self, fd: int, workers: int, worker: int) -> None:
+        self._memory = mmap.mmap(fd, workers * _REGION)
+        self._at = worker * _REGION
+        whole: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
+        starts = [self._at + _SLOTS + slot * _SLOT for slot in range(2)]
+        self._numbers = starts
+        self._slots = [whole[start + 8 : start + _SLOT] for start in starts]
+        # A file description of its own, so that its offset is nobody else's.
+        self.dump_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        os.lseek(self.dump_fd, workers * _REGION + worker * _DUMP, os.SEEK_SET)
+
+    def note(self, task: int, position: int, step: int) -> None:
+        _NOTE.pack_into(self._memory, self._at, task, position, step, monotonic())
+
+    def slot_for(self, number: int) -> NDArray[np.uint8]:
+        """The slot to save random state `number` in; `commit` makes it valid."""
+        slot = number % 2
+        _NUMBER.pack_into(self._memory, self._numbers[slot], 0)
+        return self._slots[slot]
+
+    def holds(self, number: int) -> bool:
+        """Whether random state `number` is saved already."""
+        found: int = _NUMBER.unpack_from(self._memory, self._numbers[number % 2])[0]
+        return found == number + 1
+
+    def commit(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, self._numbers[number % 2], number + 1)

@@ -1,0 +1,1 @@
+"""The engine: a pure machine that decides, and thin drivers that act."""

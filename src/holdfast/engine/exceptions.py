@@ -1,0 +1,224 @@
+"""Exceptions on their way from a worker to the consumer.
+
+torch sends type and text, and rebuilds the exception as ``type(text)``. That loses the type of
+whatever needs other arguments, hangs on what does not pickle, ends the epoch silently on a
+``StopIteration``, and never says which sample it was. Here the worker sends, besides the same text,
+everything of the exception that survives pickling, and tries that before it sends it; the consumer
+gets an instance of the original type, or of the nearest base that can be found, with torch's words,
+followed by the sample, the batch and the worker.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from torch._utils import KeyErrorMessage
+
+from holdfast.errors import UnusualExit, WorkerError
+
+__all__ = ["SampleRef", "describe", "rebuild"]
+
+
+class SampleRef(NamedTuple):
+    """Where an error came from: attached to it as ``holdfast_sample``."""
+
+    index: Any
+    position: int | None
+    batch: int
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a worker says of an exception; everything in it pickles by itself."""
+
+    name: str
+    text: str
+    types: tuple[bytes, ...]  # the type and its bases, nearest first, those that pickle
+    original: bytes | None
+    cause: bytes | None
+    errno: int | None
+    position: int | None
+    step: str
+
+
+def describe(error: BaseException, *, position: int | None, step: str) -> Failure:
+    """In the worker: put `error` into a form that is certain to arrive."""
+    text = "".join(
+        traceback.format_exception(type(error), error, _without_our_frames(error.__traceback__))
+    )
+    types = tuple(
+        pickled
+        for kind in type(error).__mro__
+        if kind is not object and (pickled := _pickled(kind)) is not None
+    )
+    errno = getattr(error, "errno", None)
+    return Failure(
+        name=type(error).__name__,
+        text=text,
+        types=types,
+        original=_pickled(error),
+        cause=None if error.__cause__ is None else _pickled(error.__cause__),
+        errno=errno if isinstance(errno, int) else None,
+        position=position,
+        step=step,
+    )
+
+
+def rebuild(failure: Failure, *, index: Any, batch: int, worker_id: int) -> BaseException:
+    """In the main process: the exception to raise."""
+    message = (
+        f"Caught {failure.name} in DataLoader worker process {worker_id}.\n"
+        f"Original {failure.text}"
+    )
+    sample, words = _whereabouts(failure, index, batch, worker_id)
+    message = f"{message}\nholdfast: {words}"
+    kind = _first_type(failure.types)
+    original = _unpickled(failure.original)
+    error = _construct(kind, failure.name, message, original)
+    _attach(error, failure, original, sample)
+    return error
+
+
+def _whereabouts(
+    failure: Failure, index: Any, batch: int, worker_id: int
+) -> tuple[SampleRef, str]:
+    position = failure.position
+    several = isinstance(index, (list, tuple))
+    sample = index
+    if several and position is not None and position < len(index):
+        sample = index[position]
+    ref = SampleRef(sample, position, batch, worker_id)
+    if failure.step == "start-up":
+        return ref, f"raised while worker {worker_id} was being set up"
+    if index is None or (several and all(one is None for one in index)):  # an IterableDataset
+        place = "" if position is None else f"sample {position} of "
+        return ref, f"raised by {place}batch {batch} of worker {worker_id}"
+    if failure.step == "fetch" and position is not None:
+        place = f"position {position} of {len(index)} in " if several else ""
+        return ref, f"raised by sample {_short(sample)} ({place}batch {batch}, worker {worker_id})"
+    doing = {"fetch": "loading", "collate": "collating", "send": "sending"}[failure.step]
+    return ref, f"raised while {doing} batch {batch} (samples {_short(index)}) in worker {worker_id}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _construct(
+    kind: type[BaseException], name: str, message: str, original: BaseException | None
+) -> BaseException:
+    if issubclass(kind, StopIteration):
+        # Raised from next(), it would end the epoch without a word.
+        return WorkerError(message)
+    if not issubclass(kind, Exception):
+        return UnusualExit(message)
+    if issubclass(kind, KeyError):
+        message = KeyErrorMessage(message)  # KeyError prints the repr of its argument
+    if sys.version_info >= (3, 11) and isinstance(original, BaseExceptionGroup):
+        attempts: list[Any] = [lambda: kind(message, original.exceptions)]
+    elif getattr(kind, "message", None):
+        attempts = [lambda: kind(message=message), lambda: kind(message)]  # type: ignore[call-arg]
+    else:
+        attempts = [lambda: kind(message)]
+    for attempt in attempts:
+        try:
+            error = attempt()
+        except Exception:
+            continue
+        if type(error) is kind:
+            return _named(error, name)
+    return _stand_in(kind, name, message)
+
+
+def _named(error: BaseException, name: str) -> BaseException:
+    """A base that stands for a type we could not find still shows that type's name."""
+    if type(error).__name__ == name:
+        return error
+    return _stand_in(type(error), name, str(error))
+
+
+def _stand_in(kind: type[BaseException], name: str, message: str) -> BaseException:
+    """An instance of `kind` and of RuntimeError (torch's answer) that skips `kind.__init__`."""
+    bases = (kind,) if issubclass(kind, RuntimeError) else (kind, RuntimeError)
+    body = {
+        "__module__": kind.__module__,
+        "__init__": lambda self, *args, **kwargs: None,
+        "__str__": lambda self: message,
+        "__reduce__": lambda self: (_stand_in, (kind, name, message)),
+    }
+    try:
+        stand_in = type(name, bases, body)
+        error: BaseException = stand_in.__new__(stand_in, message)
+        error.args = (message,)
+    except Exception:
+        return WorkerError(message)
+    return error
+
+
+def _attach(
+    error: BaseException, failure: Failure, original: BaseException | None, sample: SampleRef
+) -> None:
+    attributes: dict[str, Any] = {}
+    if original is not None:
+        attributes.update(getattr(original, "__dict__", {}))
+    if failure.errno is not None and getattr(error, "errno", None) is None:
+        attributes["errno"] = failure.errno
+    attributes["holdfast_sample"] = sample
+    for name, value in attributes.items():
+        try:
+            setattr(error, name, value)
+        except Exception:  # noqa: S112 - a read-only attribute of the user's class: it keeps its own
+            continue
+    cause = _unpickled(failure.cause)
+    if cause is not None:
+        error.__cause__ = cause
+
+
+def _first_type(types: tuple[bytes, ...]) -> type[BaseException]:
+    for pickled in types:
+        try:
+            kind = pickle.loads(pickled)
+        except Exception:
+            continue
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            return kind
+    return RuntimeError
+
+
+def _pickled(value: Any) -> bytes | None:
+    """`value` pickled, if it comes back the same."""
+    try:
+        pickled = pickle.dumps(value)
+        back = pickle.loads(pickled)
+    except Exception:
+        return None
+    return pickled if type(back) is type(value) else None
+
+
+def _unpickled(pickled: bytes | None) -> BaseException | None:
+    if pickled is None:
+        return None
+    try:
+        value = pickle.loads(pickled)
+    except Exception:
+        return None
+    return value if isinstance(value, BaseException) else None
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The user's part of a traceback: from the first frame that is not the engine's own."""
+    package = __name__.partition(".")[0]
+    rest = trace
+    while rest is not None:
+        module = rest.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != package:
+            return rest
+        rest = rest.tb_next
+    return trace

@@ -1,0 +1,151 @@
+"""Loading the samples of one batch and putting them together, noting each step in the black box.
+
+The same as torch's fetchers, sample for sample, with two additions: the black box knows at any
+moment which sample is being loaded, and large samples go to their place in the arena one by one,
+while they are in the cache, instead of being kept until the whole batch can be stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import default_collate
+
+from holdfast.autopsy.blackbox import COLLATE, FETCH, Recorder
+from holdfast.engine.faults import Faults
+from holdfast.memory.arena import Arena
+from holdfast.memory.collate import Placement
+
+__all__ = ["Fetcher", "IterableFetcher", "MapFetcher"]
+
+
+class Fetcher(Protocol):
+    """Makes batches; `position` and `step` say where it was when it raised."""
+
+    position: int | None
+    step: str
+
+    def fetch(self, task: int, index: Any) -> Any: ...
+
+
+class _Base:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        auto_collation: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        recorder: Recorder,
+        arena: Arena | None,
+        faults: Faults,
+    ) -> None:
+        self.dataset = dataset
+        self.auto_collation = auto_collation
+        self.collate_fn = collate_fn
+        self.drop_last = drop_last
+        self.recorder = recorder
+        self.arena = arena if auto_collation and collate_fn is default_collate else None
+        self.faults = faults
+        self.position: int | None = None
+        self.step = "fetch"
+
+    def _collate(self, task: int, data: Any) -> Any:
+        if self.faults:
+            self.faults.strike("after-fetch", task)
+        self.position, self.step = None, "collate"
+        self.recorder.note(task, -1, COLLATE)
+        if self.faults:
+            self.faults.strike("before-collate", task)
+        batch = self.collate_fn(data)
+        if self.faults:
+            self.faults.strike("after-collate", task)
+        return batch
+
+    def _placement(self, index: Any) -> Placement | None:
+        if self.arena is None:
+            return None
+        try:
+            size = len(index)
+        except TypeError:
+            return None
+        return Placement(self.arena, size) if size > 0 else None
+
+    def _begin(self, task: int) -> None:
+        self.position, self.step = None, "fetch"
+        self.recorder.note(task, -1, FETCH)
+        if self.faults:
+            self.faults.strike("before-fetch", task)
+
+
+class MapFetcher(_Base):
+    """For datasets with ``__getitem__``."""
+
+    def fetch(self, task: int, index: Any) -> Any:
+        self._begin(task)
+        if not self.auto_collation:
+            self._at(task, 0)
+            data = self.dataset[index]
+        elif getattr(self.dataset, "__getitems__", None):
+            data = self.dataset.__getitems__(index)
+        else:
+            data = self._one_by_one(task, index)
+        return self._collate(task, data)
+
+    def _one_by_one(self, task: int, index: Any) -> list[Any]:
+        data: list[Any] = []
+        dataset = self.dataset
+        note = self.recorder.note
+        placement = self._placement(index)
+        position = -1
+        if placement is None:
+            for position, key in enumerate(index):
+                self.position = position
+                note(task, position, FETCH)
+                data.append(dataset[key])
+        else:
+            # No variable may hold a sample here: its memory is for the next one.
+            for position, key in enumerate(index):
+                self.position = position
+                note(task, position, FETCH)
+                data.append(placement.place(dataset[key]))
+        return data
+
+    def _at(self, task: int, position: int) -> None:
+        self.position = position
+        self.recorder.note(task, position, FETCH)
+
+
+class IterableFetcher(_Base):
+    """For datasets with ``__iter__``; raises StopIteration when there is nothing more."""
+
+    def __init__(self, dataset: Any, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.iterator: Iterator[Any] = iter(dataset)
+        self.ended = False
+
+    def fetch(self, task: int, index: Any) -> Any:
+        if self.ended:
+            raise StopIteration
+        self._begin(task)
+        if not self.auto_collation:
+            self.position = 0
+            self.recorder.note(task, 0, FETCH)
+            return self._collate(task, next(self.iterator))
+        data = []
+        placement = self._placement(index)
+        for position, _ in enumerate(index):
+            self.position = position
+            self.recorder.note(task, position, FETCH)
+            try:
+                if placement is None:
+                    data.append(next(self.iterator))
+                else:
+                    data.append(placement.place(next(self.iterator)))
+            except StopIteration:
+                self.ended = True
+                break
+        if not data or (self.drop_last and len(data) < len(index)):
+            raise StopIteration
+        return self._collate(task, data)

@@ -1,0 +1,224 @@
+"""The iterators a loader hands out.
+
+They are torch's, up to where batches come from: torch's own base class draws the seeds, starts the
+sampler and warns, so that not one random number more or less is drawn than by torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import _utils as torch_utils
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _sharding_worker_init_fn,
+    _SingleProcessDataLoaderIter,
+)
+
+from holdfast.autopsy.incident import Incident
+from holdfast.engine import machine as m
+from holdfast.engine.exceptions import rebuild
+from holdfast.engine.nursery import Payload, spawn_payload
+from holdfast.engine.pickling import explain_pickle_error
+from holdfast.engine.pool import Broken, Failed, Pool, Refused, Stats, TimedOut, WorkerHandle
+from holdfast.engine.story import cannot_start, gave_up, poisoned
+from holdfast.engine.worker import Blueprint
+from holdfast.errors import WorkerError
+from holdfast.options import Options
+
+__all__ = ["ProcessIterator", "SingleProcessIterator"]
+
+
+class SingleProcessIterator(_SingleProcessDataLoaderIter):
+    """``num_workers=0``: torch's own, except that StopIteration does not pass for the end."""
+
+    def __init__(self, loader: Any, stats: Stats) -> None:
+        super().__init__(loader)
+        self._stats = stats
+        stats.epochs += 1
+
+    def _next_data(self) -> Any:
+        index = self._next_index()  # may raise StopIteration
+        try:
+            data = self._dataset_fetcher.fetch(index)
+        except StopIteration as stop:
+            if self._dataset_kind == _DatasetKind.Iterable:
+                raise
+            raise WorkerError(
+                f"Caught StopIteration while loading samples {index!r}: raised by __getitem__ or "
+                "the collate function of a map-style dataset, it would have ended the epoch early"
+            ) from stop
+        if self._pin_memory:
+            data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        self._stats.batches += 1
+        return data
+
+
+class ProcessIterator(_BaseDataLoaderIter):
+    """Batches from worker processes that may die."""
+
+    def __init__(
+        self,
+        loader: Any,
+        options: Options,
+        stats: Stats,
+        on_incident: Callable[[Incident], None],
+    ) -> None:
+        super().__init__(loader)
+        if loader.prefetch_factor <= 0:
+            raise AssertionError(
+                "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        self._owner = os.getpid()
+        self._stats = stats
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(
+                _sharding_worker_init_fn, init_fn, self._world_size, self._rank
+            )
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        blueprint = Blueprint(
+            dataset=self._dataset,
+            iterable=iterable,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            worker_init_fn=init_fn,
+            base_seed=int(self._base_seed),
+            num_workers=self._num_workers,
+            batch_index=[None] * loader.batch_size if self._auto_collation and iterable else None,
+        )
+        payload = _payload(blueprint, loader.multiprocessing_context)
+        machine = m.Machine(
+            workers=self._num_workers,
+            prefetch=loader.prefetch_factor,
+            in_order=loader.in_order,
+            iterable=iterable,
+            persistent=self._persistent_workers,
+            restarts=options.restarts,
+        )
+        self._pool = Pool(
+            blueprint,
+            payload=payload,
+            machine=machine,
+            shared_seed=self._shared_seed,
+            stall_timeout=options.stall_timeout,
+            on_incident=on_incident,
+            stats=stats,
+        )
+        self._finalizer = weakref.finalize(self, self._pool.close)
+        self._reset(loader, first_iter=True)
+
+    @property
+    def _workers(self) -> list[WorkerHandle]:
+        return [WorkerHandle(self._pool, worker) for worker in range(self._num_workers)]
+
+    @property
+    def usable(self) -> bool:
+        """Whether another epoch can begin on these workers."""
+        pool = self._pool
+        broken = pool.closed or pool.refused is not None or pool.machine.failure is not None
+        return self._owner == os.getpid() and not broken
+
+    def held_bytes(self) -> int:
+        """Bytes of batches that the consumer keeps."""
+        return self._pool.held_bytes()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._stats.epochs += 1
+        if first_iter:
+            self._pool.fill(self._next_index)
+        else:
+            self._pool.resume(self._shared_seed, self._next_index)
+
+    def __next__(self) -> Any:
+        if torch.autograd._profiler_enabled():
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        if (
+            self._IterableDataset_len_called is not None
+            and self._num_yielded > self._IterableDataset_len_called
+            and self._dataset_kind == _DatasetKind.Iterable
+        ):
+            self._warn_of_length()
+        return data
+
+    def _warn_of_length(self) -> None:
+        warnings.warn(
+            f"Length of IterableDataset {self._dataset} was reported to be "
+            f"{self._IterableDataset_len_called}(when accessing len(dataloader)), but "
+            f"{self._num_yielded} samples have been fetched. "
+            "For multiprocessing data-loading, this could be caused by not properly configuring "
+            "the IterableDataset replica at each worker. Please see "
+            "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
+            "for examples.",
+            stacklevel=3,
+        )
+
+    def _next_data(self) -> Any:
+        try:
+            taken = self._pool.next(self._next_index, self._timeout)
+        except TimedOut:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+        except (KeyboardInterrupt, SystemExit):
+            self._shutdown_workers()
+            raise
+        if isinstance(taken, m.Delivery):
+            return self._unwrap(taken)
+        if isinstance(taken, m.GaveUp):
+            error = gave_up(taken, self._pool.machine.restarts, list(self._pool.obituaries))
+            self._shutdown_workers()
+            raise error
+        if isinstance(taken, Refused):
+            self._shutdown_workers()
+            raise cannot_start(taken)
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _unwrap(self, delivery: m.Delivery) -> Any:
+        task, result = delivery.task, delivery.result
+        if isinstance(result, Failed):
+            raise rebuild(
+                result.failure, index=task.index, batch=task.number, worker_id=task.worker
+            )
+        if isinstance(result, m.Poisoned):
+            raise poisoned(result, list(self._pool.obituaries))
+        if isinstance(result, Broken):
+            raise result.error
+        if self._pin_memory:
+            return torch_utils.pin_memory.pin_memory(result, self._pin_memory_device)
+        return result
+
+    def _shutdown_workers(self) -> None:
+        self._pool.close()
+
+
+def _payload(blueprint: Blueprint, context: Any) -> Payload | None:
+    """Under spawn and forkserver, the blueprint as bytes; under fork there is no need."""
+    context = torch.multiprocessing if context is None else context
+    method = context.get_start_method()
+    if method == "fork":
+        return None
+    try:
+        return spawn_payload(blueprint, method)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        warnings.warn(
+            "Got pickle error when attempting to start a worker Process. "
+            f"The start method {method!r} requires that the dataset, collate_fn and "
+            "worker_init_fn can be pickled.",
+            stacklevel=4,
+        )
+        explain_pickle_error(error, blueprint)
+        raise

@@ -1,0 +1,584 @@
+"""What happens next: every decision of the engine, and nothing else.
+
+The machine has no process, no clock and no file. It is told what happened (events, in the past
+tense) and answers with what is to be done (actions, in the imperative). A driver turns actions into
+system calls and system calls into events; times come in with the events. So every history, however
+unlikely, can be played in a test within microseconds.
+
+What it promises (each has a property in ``tests/engine/test_machine.py``):
+
+- every task is delivered exactly once, in order (or, with ``in_order=False``, as it arrives);
+- a worker is given tasks in the order torch would give them, whatever dies in between, because the
+  random state of a worker depends on which tasks it does;
+- no more tasks are out than ``prefetch * workers``;
+- after a death the replacement is asked for exactly the items the dead worker had not answered, in
+  their order; an answer that was received is never asked for again;
+- as long as workers may be replaced, there is always a way forward; when they may not be, the
+  failure is delivered where the first missing batch would have been.
+
+A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
+persistent workers). Tasks left over when the consumer starts a new epoch early are still executed,
+because torch's workers execute them too and their random state shows it; their results are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = [
+    "ABANDON_AFTER",
+    "END",
+    "KILL_AFTER",
+    "Abandon",
+    "Action",
+    "BatchReady",
+    "Death",
+    "Delivery",
+    "Dispatch",
+    "Dump",
+    "Event",
+    "GaveUp",
+    "Item",
+    "Kill",
+    "Machine",
+    "Poisoned",
+    "ReplicaEnded",
+    "RestartPolicy",
+    "Resumed",
+    "Start",
+    "Task",
+    "Ticked",
+    "WorkerDied",
+    "WorkerReady",
+    "WorkerStalled",
+]
+
+KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack before SIGKILL
+ABANDON_AFTER: Final = 1.5  # seconds after which the run goes on without a worker that will not die
+REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
+FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
+
+
+# -- what travels -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Task:
+    """A batch to be made."""
+
+    number: int
+    index: Any
+    epoch: int
+    worker: int
+    done: bool = False
+    result: Any = None
+
+
+@dataclass(slots=True)
+class Resumption:
+    """The start of another epoch on a persistent worker."""
+
+    epoch: int
+    seed: int | None
+
+
+Item = Task | Resumption
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The next batch for the consumer; `result` is what the driver put into `BatchReady`."""
+
+    task: Task
+    result: Any
+
+
+class _End:
+    def __repr__(self) -> str:
+        return "END"
+
+
+END: Final = _End()
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """Stands in for the result of a task whose sample ended several workers in a row."""
+
+    task: Task
+    position: int | None
+    deaths: tuple[Death, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """Why no worker is replaced any more."""
+
+    reason: str  # "restart-limit" or "cannot-start"
+    worker: int
+    deaths: tuple[Death, ...]
+
+
+# -- events -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReady:
+    worker: int
+    generation: int
+    task: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEnded:
+    """The worker's copy of an iterable dataset has nothing more."""
+
+    worker: int
+    generation: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is known of one death that matters for what comes next."""
+
+    at: float
+    sample: tuple[int, int | None] | None = None  # task number, position: being loaded just then
+    perhaps_from_outside: bool = False  # SIGKILL or SIGTERM: the sample may be innocent
+    evidence: Any = None  # for the driver; the machine does not look
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    worker: int
+    generation: int
+    death: Death
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStalled:
+    worker: int
+    generation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; nothing else."""
+
+    at: float
+
+
+Event = WorkerReady | BatchReady | ReplicaEnded | Resumed | WorkerDied | WorkerStalled | Ticked
+
+
+# -- actions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a worker; `answered` and `replica` say where it takes up."""
+
+    worker: int
+    generation: int
+    answered: int  # items this seat has answered in all
+    epoch: int  # the epoch its replica is in
+    replica: int  # tasks answered in that epoch
+    exhausted: bool  # whether its replica had ended
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    worker: int
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Make a stalled worker write its stack and die of it."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Leave a worker that even SIGKILL does not end; never use its memory again."""
+
+    worker: int
+    generation: int
+
+
+Action = Start | Dispatch | Dump | Kill | Abandon
+
+
+# -- policy -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How many replacements, within how many seconds; None for no limit."""
+
+    intensity: int | None
+    period: float
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A worker's place: it keeps its id while the processes in it come and go."""
+
+    id: int
+    generation: int = 0
+    alive: bool = True
+    ready: bool = False
+    ended: bool = False  # takes no more tasks in this epoch
+    exhausted: bool = False  # its replica has nothing more, whichever epoch it is in
+    items: deque[Item] = field(default_factory=deque)
+    answered: int = 0
+    epoch: int = 0
+    replica: int = 0
+    failed_starts: int = 0
+    condemned_at: float | None = None
+    killed: bool = False
+    stalls: int = 0
+    victim: Hashable = None
+    strikes: list[Death] = field(default_factory=list)
+
+
+class Machine:
+    """Events in, actions out. See the module's text for what it promises."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        prefetch: int,
+        in_order: bool = True,
+        iterable: bool = False,
+        persistent: bool = False,
+        restarts: RestartPolicy,
+    ) -> None:
+        self.workers = workers
+        self.limit = workers * prefetch
+        self.in_order = in_order
+        self.iterable = iterable
+        self.persistent = persistent
+        self.restarts = restarts
+        self.epoch = 0
+        self.failure: GaveUp | None = None
+        self.draws_due = self.limit
+        self.outstanding = 0
+        self.restarted: deque[Death] = deque()
+        self._seats = [_Seat(worker) for worker in range(workers)]
+        self._tasks: dict[int, Task] = {}
+        self._arrived: deque[Task] = deque()  # only without order
+        self._next_number = 0
+        self._next_out = 0
+        self._turn = 0
+        self._load = [0] * workers
+        self._drained = False
+        self._stopped = False
+
+    # -- the consumer's side --------------------------------------------------------------
+
+    def begin(self) -> list[Action]:
+        """The first epoch: start all workers."""
+        return [Start(seat.id, 0, 0, 0, 0, False) for seat in self._seats]
+
+    def resume(self, seed: int | None) -> list[Action]:
+        """Another epoch on persistent workers. What is still out is executed and dropped."""
+        self.epoch += 1
+        self.draws_due = self.limit
+        self.outstanding = 0
+        self._tasks.clear()
+        self._arrived.clear()
+        self._next_number = self._next_out = self._turn = 0
+        self._load = [0] * self.workers
+        self._drained = False
+        actions: list[Action] = []
+        for seat in self._seats:
+            seat.ended = False
+            item = Resumption(self.epoch, seed)
+            seat.items.append(item)
+            if seat.alive:
+                actions.append(Dispatch(seat.id, item))
+        return actions
+
+    def draw(self, index: Any) -> list[Action]:
+        """The sampler gave `index`: which worker makes this batch?"""
+        self.draws_due -= 1
+        worker = self._whose_turn()
+        if worker is None:
+            return []
+        task = Task(self._next_number, index, self.epoch, worker)
+        self._tasks[task.number] = task
+        self._next_number += 1
+        self._load[worker] += 1
+        self.outstanding += 1
+        seat = self._seats[worker]
+        seat.items.append(task)
+        if seat.alive:
+            return [Dispatch(worker, task)]
+        return self._restart(seat) if self.failure is None else []
+
+    def drained(self) -> None:
+        """The sampler had nothing to give."""
+        self.draws_due -= 1
+        self._drained = True
+
+    def take(self) -> Delivery | _End | GaveUp | None:
+        """What the consumer gets now; None if it has to wait."""
+        if self._arrived:
+            return self._deliver(self._arrived.popleft())
+        while self._next_out < self._next_number:
+            task = self._tasks.get(self._next_out)
+            if task is not None:
+                if task.done:
+                    self._next_out += 1
+                    return self._deliver(task)
+                if not self._seats[task.worker].ended:
+                    return self.failure
+                del self._tasks[task.number]  # its replica ended before it
+            self._next_out += 1
+        return END
+
+    def awaited(self) -> int | None:
+        """The worker that makes the batch the consumer waits for, if it can be told."""
+        task = self._tasks.get(self._next_out)
+        return None if task is None else task.worker
+
+    def stop(self) -> None:
+        """Nothing that happens from now on has a consequence."""
+        self._stopped = True
+
+    # -- the workers' side ----------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Action]:
+        if self._stopped:
+            return []
+        if isinstance(event, BatchReady):
+            return self._batch_ready(event)
+        if isinstance(event, Ticked):
+            return self._ticked(event.at)
+        seat = self._seats[event.worker]
+        if event.generation != seat.generation:
+            return []  # from a worker we have gone on without
+        if isinstance(event, WorkerReady):
+            seat.ready = True
+            seat.failed_starts = 0
+        elif isinstance(event, ReplicaEnded):
+            self._replica_ended(seat, event.task)
+        elif isinstance(event, Resumed):
+            self._answered(seat)
+        elif isinstance(event, WorkerStalled):
+            return self._stalled(seat, event.at)
+        else:
+            return self._died(seat, event.death)
+        return []
+
+    def patience(self, worker: int, stall_timeout: float) -> float:
+        """How long this worker may be silent: longer after a stall on the same batch."""
+        return stall_timeout * (1 << self._seats[worker].stalls)
+
+    def busy(self, worker: int) -> bool:
+        """Whether this worker owes an answer, or its start."""
+        seat = self._seats[worker]
+        return seat.alive and seat.condemned_at is None and (bool(seat.items) or not seat.ready)
+
+    def alive(self, worker: int) -> bool:
+        return self._seats[worker].alive
+
+    def generation(self, worker: int) -> int:
+        return self._seats[worker].generation
+
+    def head(self, worker: int) -> Task | None:
+        """The task this worker has to answer next."""
+        items = self._seats[worker].items
+        return items[0] if items and isinstance(items[0], Task) else None
+
+    def ready(self, worker: int) -> bool:
+        return self._seats[worker].ready
+
+    def condemned(self, worker: int) -> bool:
+        """Whether we have sent this worker a fatal signal ourselves."""
+        return self._seats[worker].condemned_at is not None
+
+    def deadline(self) -> float | None:
+        """When the machine wants to hear `Ticked` at the latest."""
+        times = [
+            seat.condemned_at + (ABANDON_AFTER if seat.killed else KILL_AFTER)
+            for seat in self._seats
+            if seat.alive and seat.condemned_at is not None
+        ]
+        return min(times, default=None)
+
+    # -- how it is done -------------------------------------------------------------------
+
+    def _whose_turn(self) -> int | None:
+        """torch's rule: the next worker in turn that can take a task."""
+        active = sum(not seat.ended for seat in self._seats)
+        for _ in range(self.workers):
+            worker = self._turn
+            self._turn = (self._turn + 1) % self.workers
+            if self._seats[worker].ended:
+                continue
+            if self.in_order or self._load[worker] < self.limit // active:
+                return worker
+        return None
+
+    def _deliver(self, task: Task) -> Delivery:
+        self._tasks.pop(task.number, None)
+        self._load[task.worker] -= 1
+        self.draws_due += 1
+        return Delivery(task, task.result)
+
+    def _batch_ready(self, event: BatchReady) -> list[Action]:
+        seat = self._seats[event.worker]
+        if event.generation != seat.generation:
+            return []
+        task = self._answered(seat)
+        assert isinstance(task, Task) and task.number == event.task, (task, event)
+        self._finish(task, event.result)
+        return []
+
+    def _finish(self, task: Task, result: Any) -> None:
+        if task.epoch != self.epoch:
+            return  # left over from an epoch the consumer broke off
+        task.done = True
+        task.result = result
+        self.outstanding -= 1
+        if not self.in_order:
+            self._arrived.append(task)
+
+    def _answered(self, seat: _Seat) -> Item:
+        item = seat.items.popleft()
+        seat.answered += 1
+        seat.stalls = 0
+        seat.victim = None
+        seat.strikes.clear()
+        if isinstance(item, Task):
+            seat.replica += 1
+        else:
+            seat.epoch = item.epoch
+            seat.replica = 0
+            seat.exhausted = False
+        return item
+
+    def _replica_ended(self, seat: _Seat, number: int) -> None:
+        task = self._answered(seat)
+        assert isinstance(task, Task) and task.number == number, (task, number)
+        if task.epoch == self.epoch:
+            self.outstanding -= 1
+        self._close_replica(seat)
+
+    def _close_replica(self, seat: _Seat) -> None:
+        """The worker answers nothing more of what it was given for this epoch."""
+        seat.exhausted = True
+        while seat.items and isinstance(seat.items[0], Task):
+            dropped = seat.items.popleft()
+            assert isinstance(dropped, Task)
+            if dropped.epoch == self.epoch:
+                self.outstanding -= 1
+        if seat.epoch == self.epoch:
+            seat.ended = True
+            self.draws_due += 1
+
+    def _stalled(self, seat: _Seat, at: float) -> list[Action]:
+        if seat.condemned_at is not None or not seat.alive:
+            return []
+        seat.condemned_at = at
+        seat.killed = False
+        return [Dump(seat.id, seat.generation)]
+
+    def _ticked(self, at: float) -> list[Action]:
+        actions: list[Action] = []
+        for seat in self._seats:
+            if not seat.alive or seat.condemned_at is None:
+                continue
+            if not seat.killed and at >= seat.condemned_at + KILL_AFTER:
+                seat.killed = True
+                actions.append(Kill(seat.id, seat.generation))
+            elif at >= seat.condemned_at + ABANDON_AFTER:
+                actions.append(Abandon(seat.id, seat.generation))
+        return actions
+
+    def _died(self, seat: _Seat, death: Death) -> list[Action]:
+        was_ready, was_stalled = seat.ready, seat.condemned_at is not None
+        seat.alive = seat.ready = seat.killed = False
+        seat.condemned_at = None
+        if was_stalled:
+            seat.stalls += 1
+        if self.failure is not None:
+            return []
+        if not was_ready:
+            seat.failed_starts += 1
+            if seat.failed_starts >= FAILED_STARTS:
+                self.failure = GaveUp("cannot-start", seat.id, (death,))
+                return []
+        self._strike(seat, death)
+        idle = was_ready and not seat.items
+        if idle and not self.persistent and (seat.ended or self._drained):
+            return []  # it has nothing left to do
+        if not self._may_restart(death):
+            self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
+            return []
+        return self._restart(seat)
+
+    def _strike(self, seat: _Seat, death: Death) -> None:
+        """Blame the sample in flight; convict it when it was there too often in a row."""
+        head = seat.items[0] if seat.items else None
+        if death.sample is None or not isinstance(head, Task):
+            return
+        if death.sample[0] != head.number:
+            return
+        if death.sample != seat.victim:
+            seat.victim = death.sample
+            seat.strikes.clear()
+        seat.strikes.append(death)
+        needed = 3 if all(one.perhaps_from_outside for one in seat.strikes) else 2
+        if len(seat.strikes) >= needed:
+            verdict = Poisoned(head, death.sample[1], tuple(seat.strikes))
+            self._answered(seat)
+            self._finish(head, verdict)
+            if self.iterable:
+                self._close_replica(seat)  # there is no way past the sample but through it
+
+    def _may_restart(self, death: Death) -> bool:
+        self.restarted.append(death)
+        if self.restarts.intensity is None:
+            if len(self.restarted) > REMEMBERED:
+                self.restarted.popleft()
+            return True
+        while self.restarted[0].at < death.at - self.restarts.period:
+            self.restarted.popleft()
+        return len(self.restarted) <= self.restarts.intensity
+
+    def _restart(self, seat: _Seat) -> list[Action]:
+        seat.generation += 1
+        seat.alive = True
+        start = Start(
+            seat.id, seat.generation, seat.answered, seat.epoch, seat.replica, seat.exhausted
+        )
+        return [start, *(Dispatch(seat.id, item) for item in seat.items)]

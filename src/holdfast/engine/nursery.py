@@ -1,0 +1,477 @@
+"""The nursery: a small process that forks the workers of one pool and buries them.
+
+A replacement forked from the trainer would inherit what the trainer has become by then: threads
+that no longer run but still hold their locks, a dead OpenMP pool, CUDA, gigabytes of page tables
+(`fork-lock-deadlock`, `fork-enomem`). So the trainer forks once, when torch would fork its workers,
+and that child does nothing but fork: first workers and replacements alike, from the same early
+image, in about a millisecond. Under spawn and forkserver the nursery is a fresh interpreter that
+has imported torch and nothing of the user's; each worker unpickles the one blob that the trainer
+wrote, in its own process, so nothing the user's modules start can be lost in a fork.
+
+It has one thread, one loop and one wait: its orders (a socket), its trainer (a pidfd, which neither
+other holders of a socket nor the end of the thread that started us can fool), and its children
+(pidfds). It dies with the trainer and takes the workers along; if it is killed itself, the kernel
+kills them. It is the only one that signals or reaps workers, so no signal can hit a stranger who
+got a dead worker's pid.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing.process
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import resource_tracker, spawn, util
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+__all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MESSAGE = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Born:
+    worker: int
+    generation: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotBorn:
+    """fork() failed."""
+
+    worker: int
+    generation: int
+    errno: int
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker was reaped: `status` as waitpid gives it, `max_rss` in KiB."""
+
+    worker: int
+    generation: int
+    pid: int
+    status: int
+    max_rss: int
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """An order to send a signal was carried out."""
+
+    worker: int
+    generation: int
+    signal: int
+
+
+Report = Born | NotBorn | Died | Signalled
+
+
+class Nursery:
+    """The trainer's handle on its nursery."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.control = control
+        control.setblocking(False)
+        self.reaped = False
+
+    @classmethod
+    def fork(cls, nurse: Callable[[_Nurse], None], blackboxes: int) -> Nursery:
+        """Fork a nursery from this process. `nurse` runs in it and never returns here."""
+        ours, theirs = _socketpair()
+        trainer = os.pidfd_open(os.getpid())
+        # A signal between the fork and the moment the child ignores it would run the trainer's
+        # own handler, a checkpoint perhaps, in the nursery.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    for number in _IGNORED:
+                        signal.signal(number, signal.SIG_IGN)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                    ours.close()
+                    gc.freeze()
+                    nurse(_Nurse(theirs, trainer, blackboxes))
+                    status = 0
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                finally:
+                    os._exit(status)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+            os.close(trainer)
+        return cls(pid, ours)
+
+    @classmethod
+    def spawn(cls, payload: Payload, blackboxes: int) -> Nursery:
+        """Start a nursery in a fresh interpreter."""
+        ours, theirs = _socketpair()
+        trainer = os.pidfd_open(os.getpid())
+        fds = (theirs.fileno(), trainer, blackboxes, payload.fd)
+        command = [
+            spawn.get_executable(),
+            *util._args_from_interpreter_flags(),
+            "-c",
+            _SPAWNED.format(payload=payload.fd, fds=fds),
+        ]
+        # Signals wait until the child has learned to ignore them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        try:
+            child = subprocess.Popen(  # noqa: S603 - our own interpreter
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(*fds, *payload.fds),
+                close_fds=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+            os.close(trainer)
+        child.returncode = 0  # we reap it ourselves; Popen shall not wait for it
+        return cls(child.pid, ours)
+
+    def start(self, worker: int, generation: int, setup: bytes, channel: int, arena: int) -> None:
+        """Order a worker. It gets copies of `channel` and `arena`."""
+        self._order(("start", worker, generation, len(setup)), setup, [channel, arena])
+
+    def signal(self, worker: int, generation: int, number: int) -> None:
+        self._order(("signal", worker, generation, number))
+
+    def stop(self, grace: float) -> None:
+        """Order the end: workers have `grace` seconds to go by themselves."""
+        self._order(("stop", 0, 0, grace))
+
+    def _order(
+        self, head: tuple[Any, ...], body: bytes = b"", fds: list[int] | None = None
+    ) -> None:
+        parts = [pickle.dumps(head)]
+        parts += [body[at : at + _MESSAGE] for at in range(0, len(body), _MESSAGE)]
+        for number, part in enumerate(parts):
+            deadline = time.monotonic() + 5
+            while True:
+                try:
+                    if number == 0 and fds:
+                        socket.send_fds(self.control, [part], fds)
+                    else:
+                        self.control.send(part)
+                    break
+                except BlockingIOError:
+                    wait = select.poll()
+                    wait.register(self.control, select.POLLOUT)
+                    if not wait.poll(1000) and time.monotonic() > deadline:
+                        self.kill()  # it does not listen any more; the pool makes a new one
+                        return
+                except OSError:
+                    return  # it is gone; the pool learns that from the pidfd
+
+    def reports(self) -> list[Report] | None:
+        """What has happened; None when the nursery is gone and has said everything."""
+        found: list[Report] = []
+        while True:
+            try:
+                message = self.control.recv(_MESSAGE)
+            except BlockingIOError:
+                return found
+            except OSError:
+                message = b""
+            if not message:
+                return found or None
+            found.append(pickle.loads(message))
+
+    def kill(self) -> None:
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def wait(self, timeout: float) -> bool:
+        """Reap the nursery if it ends in time."""
+        if self.reaped:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        if not poll.poll(max(0, timeout * 1000)):
+            return False
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass  # somebody waited for all children of this process
+        self.reaped = True
+        return True
+
+    def close(self) -> None:
+        self.control.close()
+        os.close(self.pidfd)
+
+
+class _Nurse:
+    """The loop inside the nursery."""
+
+    def __init__(self, control: socket.socket, trainer: int, blackboxes: int) -> None:
+        self.control = control
+        self.trainer = trainer
+        self.blackboxes = blackboxes
+        self.children: dict[int, tuple[int, int, int]] = {}  # pidfd -> pid, worker, generation
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(trainer, select.POLLIN)
+        self.deadline: float | None = None
+        self.killed = False
+
+    def serve(self, deliver: Callable[[bytes, int, int, int], None]) -> None:
+        """Fork workers with `deliver` until the trainer wants or needs no more."""
+        while True:
+            for fd, _ in self.poll.poll(self._timeout()):
+                if fd == self.trainer:
+                    self._signal_all()
+                    return
+                if fd in self.children:
+                    self._bury(fd)
+                elif not self._obey(deliver):
+                    self._signal_all()
+                    return
+            if self.deadline is not None:
+                if not self.children:
+                    return
+                if time.monotonic() >= self.deadline:
+                    if self.killed:
+                        return  # something even SIGKILL does not end; the kernel has it noted
+                    self._signal_all()
+                    self.killed = True
+                    self.deadline = time.monotonic() + 0.5
+
+    def _timeout(self) -> float | None:
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - time.monotonic()) * 1000 + 1
+
+    def _obey(self, deliver: Callable[[bytes, int, int, int], None]) -> bool:
+        """Carry out one order; False when there will be none any more."""
+        message, fds, _, _ = socket.recv_fds(self.control, _MESSAGE, 2)
+        if not message:
+            return False
+        order, worker, generation, argument = pickle.loads(message)
+        if order == "start":
+            setup = b""
+            while len(setup) < argument:
+                part = self.control.recv(_MESSAGE)
+                if not part:
+                    return False
+                setup += part
+            self._bear(deliver, worker, generation, setup, fds)
+        elif order == "signal":
+            self._signal(worker, generation, argument)
+        else:
+            self.deadline = time.monotonic() + argument
+        return True
+
+    def _bear(
+        self,
+        deliver: Callable[[bytes, int, int, int], None],
+        worker: int,
+        generation: int,
+        setup: bytes,
+        fds: list[int],
+    ) -> None:
+        channel, arena = fds
+        nursery = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            self._report(NotBorn(worker, generation, error.errno or 0))
+            return
+        if pid == 0:
+            status = 1
+            try:
+                self.control.close()
+                os.close(self.trainer)
+                for pidfd in self.children:
+                    os.close(pidfd)
+                status = _bootstrap(
+                    worker, lambda: deliver(setup, channel, arena, nursery)
+                )
+            finally:
+                os._exit(status)
+        for fd in fds:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, worker, generation)
+        self.poll.register(pidfd, select.POLLIN)
+        self._report(Born(worker, generation, pid))
+
+    def _bury(self, pidfd: int) -> None:
+        pid, worker, generation = self.children.pop(pidfd)
+        self.poll.unregister(pidfd)
+        _, status, usage = os.wait4(pid, 0)
+        os.close(pidfd)
+        self._report(Died(worker, generation, pid, status, usage.ru_maxrss))
+
+    def _signal(self, worker: int, generation: int, number: int) -> None:
+        for pidfd, (_, one, other) in self.children.items():
+            if (one, other) == (worker, generation):
+                signal.pidfd_send_signal(pidfd, number)
+        self._report(Signalled(worker, generation, number))
+
+    def _signal_all(self) -> None:
+        for pidfd in self.children:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _report(self, report: Report) -> None:
+        try:
+            self.control.send(pickle.dumps(report))
+        except OSError:
+            pass  # the trainer is going; the pidfd says so too
+
+
+class _Process(multiprocessing.process.BaseProcess):
+    """What `multiprocessing.current_process()` says in a worker: the same as in torch's."""
+
+    _start_method = None
+
+    def __init__(self, worker: int, body: Callable[[], None]) -> None:
+        super().__init__(name=f"Process-{worker + 1}", daemon=True)
+        self._body = body
+
+    def run(self) -> None:
+        self._body()
+
+
+def _bootstrap(worker: int, body: Callable[[], None]) -> int:
+    """Run `body` as multiprocessing runs the target of a process; the exit status."""
+    status: int = _Process(worker, body)._bootstrap()  # type: ignore[attr-defined]
+    return status
+
+
+def _socketpair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+# -- under spawn and forkserver -----------------------------------------------------------
+
+
+@dataclass
+class Payload:
+    """The blueprint, pickled once, in a memory file, with the descriptors it refers to."""
+
+    fd: int
+    fds: tuple[int, ...]
+
+    def close(self) -> None:
+        os.close(self.fd)
+        for fd in self.fds:
+            os.close(fd)
+
+
+class _Popen:
+    """Stands in for multiprocessing's Popen while the blueprint is pickled.
+
+    Locks, queues, pipes and shared tensors inside a dataset ask it to carry their descriptors to
+    the child. They go to the nursery under the same numbers, and by fork to every worker.
+    """
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    class DupFd:
+        def __init__(self, fd: int) -> None:
+            self.fd = fd
+
+        def detach(self) -> int:
+            return self.fd
+
+    def duplicate_for_child(self, fd: int) -> int:
+        copy = os.dup(fd)
+        self.fds.append(copy)
+        return copy
+
+
+def spawn_payload(blueprint: Any, start_method: str) -> Payload:
+    """Pickle what a spawned nursery needs. Raises what pickling raises."""
+    popen = _Popen()
+    fd = os.memfd_create("holdfast-blueprint")
+    before = get_spawning_popen()
+    set_spawning_popen(popen)
+    try:
+        preparation: Any = spawn.get_preparation_data("Process-1")
+        preparation["start_method"] = start_method
+        tracker = popen.duplicate_for_child(resource_tracker.getfd())
+        with open(fd, "wb", closefd=False) as file:
+            pickle.dump((list(sys.path), tracker), file)
+            for part in (preparation, blueprint):
+                pickled = ForkingPickler.dumps(part, 5)
+                file.write(_LENGTH.pack(len(pickled)))
+                file.write(pickled)
+    except BaseException:
+        Payload(fd, tuple(popen.fds)).close()
+        raise
+    finally:
+        set_spawning_popen(before)
+    return Payload(fd, tuple(popen.fds))
+
+
+_LENGTH = struct.Struct("<q")
+_SPAWNED = """\
+import os, pickle, sys
+file = open({payload}, "rb", closefd=False)
+file.seek(0)
+sys.path[:], tracker = pickle.load(file)
+from holdfast.engine.nursery import serve_spawned
+serve_spawned(file.tell(), tracker, *{fds})
+"""
+
+
+def serve_spawned(
+    at: int, tracker: int, control: int, trainer: int, blackboxes: int, payload: int
+) -> None:
+    """The main function of a spawned nursery."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    from holdfast.engine import worker  # imports torch, once for all workers
+
+    def find_blueprint() -> Any:
+        process: Any = multiprocessing.process.current_process()
+        process._inheriting = True  # multiprocessing's sign that the main module is being imported
+        try:
+            with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as blob, memoryview(blob) as view:
+                size = _LENGTH.unpack_from(view, at)[0]
+                start = at + _LENGTH.size
+                spawn.prepare(pickle.loads(view[start : start + size]))
+                return pickle.loads(view[start + size + _LENGTH.size :])
+        finally:
+            del process._inheriting
+
+    def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
+        equipment = worker.Equipment(channel, arena, blackboxes, parent)
+        worker.run(pickle.loads(setup), equipment, find_blueprint)
+
+    status = 1
+    try:
+        gc.collect()
+        gc.freeze()
+        _Nurse(socket.socket(fileno=control), trainer, blackboxes).serve(deliver)
+        status = 0
+    finally:
+        os._exit(status)

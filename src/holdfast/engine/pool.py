@@ -1,0 +1,740 @@
+"""The driver of the machine: processes, sockets, memory and time.
+
+One pool belongs to one iterator. Two threads may work on it, one at a time, under one lock: the
+consumer's, inside ``next()``, and the watch, which sleeps until a worker dies or a deadline passes
+and otherwise does nothing. So a death during a long training step is dealt with at once, and
+nothing is ever raised in the user's code outside ``next()``.
+
+Every wait here has a deadline. Whatever must not be forgotten (a process, a descriptor, a mapping)
+is owned by the pool and let go in `close`, which takes two seconds at most and is called by the
+iterator's end, by its garbage collection, at interpreter exit, or by the user. A child forked from
+this process inherits a pool that is not its own: everything here does nothing there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.autopsy.blackbox import BlackBoxes
+from holdfast.autopsy.incident import Incident, describe_status
+from holdfast.engine import machine as m
+from holdfast.engine.channel import Channel, pair
+from holdfast.engine.exceptions import Failure
+from holdfast.engine.nursery import Born, Died, NotBorn, Nursery, Payload, Report, Signalled
+from holdfast.engine.worker import (
+    BATCH,
+    ENDED,
+    ERROR,
+    READY,
+    REFUSED,
+    RESUMED,
+    Blueprint,
+    Equipment,
+    Setup,
+    run,
+)
+from holdfast.errors import LoaderClosed
+from holdfast.memory import arena as arenas
+from holdfast.memory import codec
+from holdfast.memory.arena import Window
+
+__all__ = ["Failed", "Pool", "Refused", "Stats", "TimedOut", "WorkerHandle"]
+
+log = logging.getLogger("holdfast")
+
+GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes
+CLOSE_WITHIN = 1.8  # seconds closing may take in all
+REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
+LONGEST_WAIT = 30.0  # seconds between two looks of the watch, at most
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker's answer that is an error."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A batch that could not be put together again in this process."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A worker could not begin: the main module or the blueprint did not load."""
+
+    worker: int
+    pid: int | None
+    failure: Failure
+
+
+class TimedOut(Exception):
+    """Nothing arrived within the loader's `timeout`."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters that only ever grow; a loader adds up those of its pools."""
+
+    batches: int = 0
+    bytes: int = 0
+    wait_seconds: float = 0.0
+    waits: int = 0
+    restarts: int = 0
+    epochs: int = 0
+
+    def add(self, other: Stats) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class _Place:
+    """What the pool keeps for each worker id."""
+
+    window: Window
+    arena: int  # the arena's descriptor, for replacements
+    channel: Channel | None = None
+    pid: int | None = None
+    exitcode: int | None = None
+    busy_since: float = 0.0
+    epoch_state: bytes | None = None
+    dataset_state: bytes | None = None
+    heard: bool = False
+    kill_confirmed: bool = False
+    gone: list[int] = field(default_factory=list)  # generations known to be dead
+
+
+class Pool:
+    """The workers of one iterator."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        *,
+        payload: Payload | None,
+        machine: m.Machine,
+        shared_seed: int | None,
+        stall_timeout: float | None,
+        on_incident: Callable[[Incident], None],
+        stats: Stats,
+    ) -> None:
+        self.owner = os.getpid()
+        self.machine = machine
+        self.stats = stats
+        self.closed = False
+        self._closing = False
+        self.refused: Refused | None = None
+        self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
+        self._blueprint = blueprint
+        self._payload = payload
+        self._shared_seed = shared_seed
+        self._stall_timeout = stall_timeout
+        self._on_incident = on_incident
+        self._lock = threading.RLock()
+        self._awake_since = self._next_look = time.monotonic()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._boxes = BlackBoxes(machine.workers)
+        self._poll = select.poll()
+        self._channels: dict[int, int] = {}  # descriptor -> worker
+        self._places: list[_Place] = []
+        for worker in range(machine.workers):
+            fd = arenas.create(f"holdfast-{worker}")
+            self._places.append(_Place(Window(fd), fd))
+        self._nursery = self._new_nursery()
+        self._poll.register(self._wake, select.POLLIN)
+        _pools.add(self)
+        self._carry_out(machine.begin())
+        self._watch = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._wake), name="holdfast-watch", daemon=True
+        )
+        self._watch.start()
+
+    # -- the consumer's side --------------------------------------------------------------
+
+    def next(
+        self, draw: Callable[[], Any], timeout: float
+    ) -> m.Delivery | m.GaveUp | Refused | m._End:
+        """The next delivery, in the order the machine decides."""
+        with self._lock:
+            self._check()
+            self._draw(draw)
+            deadline = time.monotonic() + timeout if timeout > 0 else None
+            waited = 0.0
+            while True:
+                taken = self.machine.take()
+                if taken is not None and not isinstance(taken, m.GaveUp):
+                    break
+                if self.refused is not None:
+                    return self.refused
+                if taken is not None:
+                    return taken
+                start = time.monotonic()
+                if self._pump(None if deadline is None else deadline - start):
+                    if deadline is not None:
+                        deadline = time.monotonic() + timeout
+                elif deadline is not None and time.monotonic() >= deadline:
+                    raise TimedOut
+                waited += time.monotonic() - start
+                self._check()
+                self._draw(draw)  # a replica that ended leaves room for another task
+            if waited:
+                self.stats.waits += 1
+                self.stats.wait_seconds += waited
+            if isinstance(taken, m.Delivery):
+                self.stats.batches += 1
+                self._draw(draw)
+            return taken
+
+    def resume(self, shared_seed: int | None, draw: Callable[[], Any]) -> None:
+        """Begin another epoch on the same workers."""
+        with self._lock:
+            self._check()
+            self._shared_seed = shared_seed
+            self._carry_out(self.machine.resume(shared_seed))
+            self._draw(draw)
+
+    def fill(self, draw: Callable[[], Any]) -> None:
+        """Give the workers their first tasks."""
+        with self._lock:
+            self._draw(draw)
+
+    def pid(self, worker: int, timeout: float = 30.0) -> int | None:
+        """The pid of a worker, waiting until it is known."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while not self.closed and self._places[worker].pid is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or self.machine.failure is not None:
+                    break
+                self._pump(left)
+            return self._places[worker].pid
+
+    def exitcode(self, worker: int) -> int | None:
+        with self._lock:
+            if not self.closed:
+                self._pump(0)
+            return self._places[worker].exitcode
+
+    def signal(self, worker: int, number: int) -> None:
+        with self._lock:
+            if not self.closed:
+                self._nursery.signal(worker, self.machine.generation(worker), number)
+
+    def held_bytes(self) -> int:
+        """Bytes of batches that the consumer keeps."""
+        return sum(place.window.held_bytes for place in self._places)
+
+    def close(self) -> None:
+        """End the workers and let go of everything but the batches the consumer keeps."""
+        if os.getpid() != self.owner or self.closed:
+            return
+        self._closing = True
+        os.eventfd_write(self._wake, 1)  # wakes whoever waits with the lock in hand
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            self.machine.stop()
+            _pools.discard(self)
+            deadline = time.monotonic() + CLOSE_WITHIN
+            for place in self._places:
+                if place.channel is not None:
+                    place.channel.close()  # idle workers see the end, sending ones a broken pipe
+            self._nursery.stop(GRACE)
+            self._bury_nursery(deadline)
+            for place in self._places:
+                place.window.close()
+                os.close(place.arena)
+            self._boxes.close()
+        if threading.current_thread() is not self._watch:
+            self._watch.join(1.0)
+        os.close(self._wake)
+        if self._payload is not None:
+            self._payload.close()
+
+    def disown(self) -> None:
+        """In a process forked from this one: let go of descriptors that are not ours to hold."""
+        for place in self._places:
+            if place.channel is not None:
+                place.channel.sock.close()
+        self._nursery.control.close()
+
+    # -- watching -------------------------------------------------------------------------
+
+    def look(self) -> float:
+        """One look of the watch: deal with what has happened; seconds until the next look."""
+        with self._lock:
+            if self.closed:
+                return 0.0
+            self._pump(0)
+            return self._interval()
+
+    def watched(self) -> tuple[int, int]:
+        """The descriptors whose readiness wakes the watch."""
+        return self._nursery.control.fileno(), self._nursery.pidfd
+
+    def _interval(self) -> float:
+        interval = LONGEST_WAIT
+        if self._stall_timeout is not None:
+            interval = min(interval, max(0.05, self._stall_timeout / 4))
+        wanted = self.machine.deadline()
+        if wanted is not None:
+            interval = min(interval, max(0.01, wanted - time.monotonic()))
+        return interval
+
+    def _check(self) -> None:
+        if self._closing:
+            raise LoaderClosed("this iterator was closed or interrupted; iter(loader) makes a new one")
+
+    def _draw(self, draw: Callable[[], Any]) -> None:
+        while self.machine.draws_due > 0:
+            try:
+                index = draw()
+            except StopIteration:
+                self.machine.drained()
+            else:
+                self._carry_out(self.machine.draw(index))
+
+    def _pump(self, timeout: float | None) -> bool:
+        """Wait for something to happen and deal with it; whether a worker was heard.
+
+        An interrupt while we wait does no harm. One that strikes while a message is being dealt
+        with leaves the machine in a state nobody has thought of: the pool closes.
+        """
+        try:
+            awaited = self.machine.awaited()
+            if awaited is not None:
+                channel = self._places[awaited].channel
+                if channel is not None and self._hear(awaited, channel):
+                    return True
+        except BaseException:
+            self.close()
+            raise
+        before = time.monotonic()
+        limit = self._interval()
+        wait = limit if timeout is None else min(limit, max(0.0, timeout))
+        events = self._poll.poll(wait * 1000)
+        try:
+            heard = False
+            for fd, mask in events:
+                heard |= self._attend(fd, mask)
+            self._mind_the_time(before, wait)
+        except BaseException:
+            self.close()
+            raise
+        return heard
+
+    def _attend(self, fd: int, mask: int) -> bool:
+        """One descriptor is ready."""
+        if fd == self._wake:
+            return False
+        worker = self._channels.get(fd)
+        if worker is None:
+            self._hear_nursery()
+            return False
+        channel = self._places[worker].channel
+        if channel is None or channel.fileno() != fd:
+            return False  # replaced by what we dealt with a moment ago
+        if mask & select.POLLOUT:
+            channel.flush()
+            if not channel.pending:
+                self._poll.modify(fd, select.POLLIN)
+        if not mask & ~select.POLLOUT:
+            return False
+        heard = self._hear(worker, channel)
+        if not channel.open and self._places[worker].channel is channel:
+            self._drop_channel(worker)  # its death is reported by the nursery
+        return heard
+
+    def _hear(self, worker: int, channel: Channel) -> bool:
+        """Take in what a worker has sent."""
+        heard = False
+        while (message := channel.poll()) is not None:
+            heard = True
+            self._message(worker, message)
+        return heard
+
+    def _message(self, worker: int, message: bytes) -> None:
+        place, machine = self._places[worker], self.machine
+        generation = machine.generation(worker)
+        place.busy_since = time.monotonic()
+        place.heard = True
+        kind = message[:1]
+        event: m.Event
+        if kind == READY:
+            event = m.WorkerReady(worker, generation)
+        elif kind == REFUSED:
+            self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
+            return
+        else:
+            number = int.from_bytes(message[1:9], "little")
+            content = 13 + int.from_bytes(message[9:13], "little")
+            if kind == BATCH:
+                if content > 13:
+                    place.dataset_state = message[13:content]
+                event = m.BatchReady(worker, generation, number, self._decode(place, message[content:]))
+            elif kind == ERROR:
+                event = m.BatchReady(worker, generation, number, Failed(pickle.loads(message[content:])))
+            elif kind == ENDED:
+                event = m.ReplicaEnded(worker, generation, number)
+            else:
+                assert kind == RESUMED, kind
+                place.epoch_state = message[content:]
+                place.dataset_state = None
+                event = m.Resumed(worker, generation)
+        self._carry_out(machine.handle(event))
+
+    def _decode(self, place: _Place, frame: bytes) -> Any:
+        try:
+            return codec.decode(frame, place.window)
+        except Exception as error:  # a user's class that does not unpickle: next() raises it
+            return Broken(error)
+
+    # -- deaths ---------------------------------------------------------------------------
+
+    def _hear_nursery(self) -> None:
+        reports = self._nursery.reports()
+        for report in reports or ():
+            self._report(report)
+        if reports is None:
+            self._nursery_lost()
+
+    def _report(self, report: Report) -> None:
+        place = self._places[report.worker]
+        current = report.generation == self.machine.generation(report.worker)
+        if isinstance(report, Born):
+            if current:
+                place.pid, place.exitcode = report.pid, None
+        elif isinstance(report, Signalled):
+            if current:
+                place.kill_confirmed = True
+        elif isinstance(report, NotBorn):
+            if current:
+                self._died(report.worker, None, f"fork: {os.strerror(report.errno)}")
+        elif current:
+            self._died(report.worker, report.status)
+
+    def _died(self, worker: int, status: int | None, stack: str = "") -> None:
+        """A worker is dead: hear its last words, then let the machine decide."""
+        place, machine = self._places[worker], self.machine
+        if not machine.alive(worker):
+            return
+        if place.channel is not None:
+            self._hear(worker, place.channel)
+        self._drop_channel(worker)
+        cause, name, exitcode = describe_status(status)
+        place.exitcode = exitcode
+        if machine.condemned(worker):
+            cause = "stalled"
+        elif stack:
+            cause = "start-failed"
+        self._bury(worker, cause, name, exitcode, stack or self._boxes.take_dump(worker))
+
+    def _bury(
+        self, worker: int, cause: str, name: str | None, exitcode: int | None, stack: str
+    ) -> None:
+        place, machine = self._places[worker], self.machine
+        note = self._boxes.note(worker)
+        head = machine.head(worker)
+        batch = head.number if head is not None else note.task
+        sample = None
+        in_flight = head is not None and note.task == head.number and note.step == "fetch"
+        if in_flight and head is not None:
+            sample = sample_at(head.index, note.position)
+        death = m.Death(
+            at=time.monotonic(),
+            sample=(head.number, note.position) if in_flight and head is not None else None,
+            perhaps_from_outside=cause == "killed",
+        )
+        before = machine.generation(worker)
+        actions = machine.handle(m.WorkerDied(worker, before, death))
+        if machine.failure is not None:
+            action = "gave up"
+        elif any(isinstance(one, m.Start) for one in actions):
+            action = "replaced, nothing lost"
+            self.stats.restarts += 1
+        else:
+            action = "none needed"
+        incident = Incident(
+            cause=cause,
+            worker_id=worker,
+            pid=place.pid,
+            signal=name,
+            exitcode=exitcode,
+            batch=batch,
+            sample=sample,
+            position=note.position if in_flight else None,
+            step=note.step,
+            stack=stack,
+            action=action,
+            time=time.time(),
+        )
+        place.pid = None if actions else place.pid
+        self.obituaries.append(incident)
+        self._on_incident(incident)
+        log.warning("%s", incident)
+        self._carry_out(actions)
+
+    def _nursery_lost(self) -> None:
+        """The nursery is dead, so all workers are: make another and go on."""
+        self._poll_forget_nursery()
+        self._nursery.kill()
+        self._nursery.wait(1.0)
+        self._nursery.close()
+        self._nursery = self._new_nursery()
+        for worker in range(self.machine.workers):
+            if self.machine.alive(worker):
+                self._new_arena(worker)  # its old worker may take a moment to die
+                self._died(worker, None)
+
+    def _abandon(self, worker: int) -> None:
+        """A worker that does not even die: never use its memory again."""
+        place = self._places[worker]
+        if not place.kill_confirmed:
+            self._nursery_lost()  # it is the nursery that does not answer
+            return
+        if place.channel is not None:
+            self._hear(worker, place.channel)
+        self._drop_channel(worker)
+        self._new_arena(worker)
+        self._bury(worker, "unkillable", None, None, self._boxes.take_dump(worker))
+
+    def _new_arena(self, worker: int) -> None:
+        place = self._places[worker]
+        if place.channel is not None:
+            self._hear(worker, place.channel)  # what it sent lies in the old one
+        place.window.close()
+        os.close(place.arena)
+        place.arena = arenas.create(f"holdfast-{worker}")
+        place.window = Window(place.arena)
+
+    def _mind_the_time(self, before: float, waited: float) -> None:
+        now = time.monotonic()
+        if now - before > waited + 1.0:
+            # We were stopped ourselves (Ctrl-Z, a suspended machine): nobody else made progress.
+            self._awake_since = now
+        wanted = self.machine.deadline()
+        if wanted is not None and now >= wanted:
+            self._carry_out(self.machine.handle(m.Ticked(now)))
+        if self._stall_timeout is None or now < self._next_look:
+            return
+        self._next_look = now + max(0.05, self._stall_timeout / 8)
+        for worker, place in enumerate(self._places):
+            if not self.machine.busy(worker):
+                continue
+            if place.heard:
+                place.heard = False  # it has spoken since the last look
+                continue
+            silent_since = max(place.busy_since, self._boxes.note(worker).since, self._awake_since)
+            if now - silent_since > self.machine.patience(worker, self._stall_timeout):
+                event = m.WorkerStalled(worker, self.machine.generation(worker), now)
+                self._carry_out(self.machine.handle(event))
+
+    # -- actions --------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list[m.Action]) -> None:
+        for action in actions:
+            if isinstance(action, m.Dispatch):
+                self._dispatch(action)
+            elif isinstance(action, m.Start):
+                self._start(action)
+            elif isinstance(action, m.Abandon):
+                self._abandon(action.worker)
+            else:
+                number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
+                self._places[action.worker].kill_confirmed = False
+                self._nursery.signal(action.worker, action.generation, number)
+
+    def _dispatch(self, action: m.Dispatch) -> None:
+        place, item = self._places[action.worker], action.item
+        channel = place.channel
+        if channel is None:
+            return  # it died a moment ago; its replacement will be asked
+        released = place.window.take_released()
+        if isinstance(item, m.Task):
+            message = pickle.dumps(("task", item.number, item.index, released), 5)
+        else:
+            message = pickle.dumps(("resume", 0, item.seed, released), 5)
+        place.busy_since = time.monotonic()
+        channel.post(message)
+        if channel.pending:
+            self._poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
+
+    def _start(self, action: m.Start) -> None:
+        worker, place = action.worker, self._places[action.worker]
+        self._boxes.clear(worker)
+        random_state = None
+        if action.answered:
+            random_state = self._boxes.random_state(worker, action.answered)
+            if random_state is None:  # the last item was given up: from the state before it
+                random_state = self._boxes.random_state(worker, action.answered - 1)
+        setup = Setup(
+            worker=worker,
+            generation=action.generation,
+            shared_seed=self._shared_seed,
+            held=tuple(place.window.handover()),
+            answered=action.answered,
+            epoch=action.epoch,
+            replica=action.replica,
+            exhausted=action.exhausted,
+            random_state=random_state,
+            epoch_state=place.epoch_state,
+            dataset_state=place.dataset_state,
+        )
+        channel, theirs = pair()
+        place.channel = channel
+        place.busy_since = time.monotonic()
+        self._channels[channel.fileno()] = worker
+        self._poll.register(channel.fileno(), select.POLLIN)
+        self._nursery.start(
+            worker, action.generation, pickle.dumps(setup, 5), theirs.fileno(), place.arena
+        )
+        theirs.close()
+
+    def _drop_channel(self, worker: int) -> None:
+        channel = self._places[worker].channel
+        if channel is None:
+            return
+        self._channels.pop(channel.fileno(), None)
+        self._poll.unregister(channel.fileno())
+        channel.close()
+        self._places[worker].channel = None
+
+    # -- the nursery ----------------------------------------------------------------------
+
+    def _new_nursery(self) -> Nursery:
+        if self._payload is not None:
+            nursery = Nursery.spawn(self._payload, self._boxes.fd)
+        else:
+            nursery = Nursery.fork(self._nurse, self._boxes.fd)
+        self._poll.register(nursery.control, select.POLLIN)
+        return nursery
+
+    def _nurse(self, nurse: Any) -> None:
+        """In the forked nursery."""
+        for pool in list(_pools):
+            pool.disown()
+        blueprint, boxes = self._blueprint, self._boxes.fd
+
+        def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
+            run(pickle.loads(setup), Equipment(channel, arena, boxes, parent), lambda: blueprint)
+
+        nurse.serve(deliver)
+
+    def _poll_forget_nursery(self) -> None:
+        self._poll.unregister(self._nursery.control)
+
+    def _bury_nursery(self, deadline: float) -> None:
+        """Wait for the nursery's end, and for what it has to say of the workers' ends."""
+        nursery = self._nursery
+        poll = select.poll()
+        poll.register(nursery.control, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            if not poll.poll(left * 1000):
+                continue
+            reports = nursery.reports()
+            if reports is None:
+                break
+            for report in reports:
+                if isinstance(report, Died):
+                    place = self._places[report.worker]
+                    if report.pid == place.pid:
+                        place.exitcode = describe_status(report.status)[2]
+        if not nursery.wait(max(0.0, deadline - time.monotonic())):
+            nursery.kill()
+            nursery.wait(0.5)
+        for place in self._places:
+            if place.exitcode is None:
+                place.exitcode = -signal.SIGKILL
+        nursery.close()
+
+
+def sample_at(index: Any, position: int | None) -> Any:
+    """The sampler's name for the sample at `position` of a batch, if it has one."""
+    if isinstance(index, (list, tuple)) and position is not None and position < len(index):
+        return index[position]
+    return index if position is not None else None
+
+
+def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
+    """The watch: it must not keep the pool alive, and holds no lock while it waits."""
+    wait = 0.0
+    poll = select.poll()
+    poll.register(wake, select.POLLIN)
+    watched: tuple[int, int] = (-1, -1)
+    while True:
+        pool = pool_ref()
+        if pool is None or pool.closed:
+            return
+        try:
+            wait = pool.look()
+            if pool.closed:
+                return
+            if pool.watched() != watched:
+                for fd in watched:
+                    if fd >= 0:
+                        poll.unregister(fd)
+                watched = pool.watched()
+                for fd in watched:
+                    poll.register(fd, select.POLLIN)
+        except Exception:
+            log.exception("holdfast's watch failed; the loader is closed")
+            pool.close()
+            return
+        del pool
+        poll.poll(wait * 1000)
+
+
+class WorkerHandle:
+    """What torch's iterator shows in ``_workers``: the process in a worker's place."""
+
+    daemon = True
+
+    def __init__(self, pool: Pool, worker: int) -> None:
+        self._pool = pool
+        self._worker = worker
+        self.name = f"Process-{worker + 1}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._pool.pid(self._worker)
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._pool.exitcode(self._worker)
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive():
+            left = 0.05 if deadline is None else min(0.05, deadline - time.monotonic())
+            if left <= 0:
+                return
+            time.sleep(left)
+
+    def terminate(self) -> None:
+        self._pool.signal(self._worker, signal.SIGKILL)
+
+    kill = terminate
+
+    def __repr__(self) -> str:
+        return f"<holdfast worker {self._worker} pid={self.pid} exitcode={self.exitcode}>"

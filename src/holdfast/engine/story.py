@@ -1,0 +1,99 @@
+"""What the user reads when replacing workers is over: what happened, why, and what to do now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.autopsy.incident import Incident
+from holdfast.engine import machine as m
+from holdfast.engine.pool import Refused, sample_at
+from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
+
+__all__ = ["cannot_start", "gave_up", "poisoned"]
+
+_SHOWN = 10
+
+
+def gave_up(
+    failure: m.GaveUp, policy: m.RestartPolicy, obituaries: Sequence[Incident]
+) -> WorkerLost | WorkerStartError:
+    """The error for a machine that does not replace workers any more."""
+    last = [one for one in obituaries if one.worker_id == failure.worker][-1:]
+    pid = last[0].pid if last else "unknown"
+    if failure.reason == "cannot-start":
+        deaths = obituaries[-m.FAILED_STARTS :]
+        return WorkerStartError(
+            f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} died "
+            f"{m.FAILED_STARTS} times while it was starting, so it is not started again.\n"
+            + _list(deaths)
+            + "\nWhat to do: run worker_init_fn and one sample of the dataset by hand in a fresh "
+            "Python; a library that exits or crashes when it is loaded shows there too."
+        )
+    count = len(failure.deaths)
+    pids = ", ".join(str(one.pid) for one in obituaries[-count:])
+    return RestartLimitExceeded(
+        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {count} deaths within "
+        f"{policy.period:g} s are more than max_restarts allows ({policy.intensity}).\n"
+        + _list(obituaries[-count:])
+        + "\nWhat to do: if these are one and the same cause, mend that; if the machine is simply "
+        f"rough, allow more, for example max_restarts=({max(20, 4 * count)}, {policy.period:g})."
+    )
+
+
+def poisoned(verdict: m.Poisoned, obituaries: Sequence[Incident]) -> PoisonSample:
+    """The error for a sample that ended several workers in a row."""
+    task, position = verdict.task, verdict.position
+    deaths = [
+        one
+        for one in obituaries
+        if one.worker_id == task.worker and (one.batch, one.position) == (task.number, position)
+    ][-len(verdict.deaths) :]
+    sample = sample_at(task.index, position)
+    name = f"sample {sample!r}" if sample is not None else "a sample"
+    where = f"batch {task.number}" if position is None else f"position {position} of batch {task.number}"
+    pids = ", ".join(str(one.pid) for one in deaths)
+    error = PoisonSample(
+        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {name} ({where}) ended "
+        f"{len(verdict.deaths)} workers in a row.\n"
+        + _list(deaths)
+        + f"\nWhat to do: load dataset[{sample!r}] by itself in a separate Python process to see it "
+        "fail, then mend or leave out that sample."
+    )
+    error.sample = sample  # type: ignore[attr-defined]
+    return error
+
+
+def cannot_start(refused: Refused) -> WorkerStartError:
+    """The error for a worker whose main module or arguments did not load."""
+    failure = refused.failure
+    advice = ""
+    if "bootstrapping phase" in failure.text:
+        advice = (
+            "\nWhat to do: the start method imports your main script again in every worker. Put "
+            "what the script does under\n\n    if __name__ == \"__main__\":\n        main()\n"
+        )
+    elif "Can't get attribute" in failure.text:
+        advice = (
+            "\nWhat to do: classes and functions the workers need must stand in a module that "
+            "they can import, not in a notebook cell or under the __main__ guard."
+        )
+    return WorkerStartError(
+        f"DataLoader worker (pid(s) {refused.pid}) exited unexpectedly: worker {refused.worker} "
+        f"could not start. It says:\n\n{_indented(failure.text)}{advice}"
+    )
+
+
+def _list(deaths: Sequence[Incident]) -> str:
+    lines = [f"  {one}" for one in deaths[-_SHOWN:]]
+    if len(deaths) > _SHOWN:
+        lines.insert(0, f"  … {len(deaths) - _SHOWN} more before these")
+    stack = next((one.stack for one in reversed(deaths) if one.stack), "")
+    if stack:
+        lines.append("The last stack that a worker left:")
+        lines.append(_indented(stack.strip()))
+    return "\n".join(lines)
+
+
+def _indented(text: Any) -> str:
+    return "\n".join(f"    {line}" for line in str(text).splitlines())

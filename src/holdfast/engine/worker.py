@@ -1,0 +1,377 @@
+"""What a worker process does, from its first instruction to its last.
+
+It is forked from the nursery, so it has torch, NumPy and the dataset in memory already. It makes
+itself safe (dies with the nursery, ignores the signals that are meant for the trainer, leaves its
+stack in the black box when it crashes), becomes what torch's worker with its id would be (seeds,
+``get_worker_info()``, ``worker_init_fn``), takes up where its predecessor was, and then answers one
+item after the other until it is told to stop or its channel ends.
+
+Everything that can go wrong in the user's code is an answer, not a death: the worker catches
+``BaseException``, pickles in its own thread, and never leaves an item unanswered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.worker import WorkerInfo
+from torch.utils.data.graph_settings import apply_random_seed
+
+from holdfast.autopsy.blackbox import IDLE, REPLAY, SEND, START, STOP, Recorder
+from holdfast.engine import faults as fault_points
+from holdfast.engine.channel import Channel
+from holdfast.engine.exceptions import Failure, describe
+from holdfast.engine.faults import Faults
+from holdfast.engine.fetch import IterableFetcher, MapFetcher
+from holdfast.engine.randomness import Randomness, restore, seed_worker
+from holdfast.memory import codec, collate
+from holdfast.memory.arena import Arena
+
+__all__ = ["Blueprint", "Equipment", "Setup", "run"]
+
+# Messages of a worker: one letter, then what belongs to it.
+READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X"
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What all workers of a pool have in common; under spawn it is pickled once."""
+
+    dataset: Any
+    iterable: bool
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    worker_init_fn: Callable[[int], Any] | None
+    base_seed: int
+    num_workers: int
+    batch_index: Any  # what an iterable dataset is asked with, for every batch
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What one worker process is told when it starts."""
+
+    worker: int
+    generation: int
+    shared_seed: int | None
+    held: tuple[tuple[int, int], ...]  # parts of the arena the consumer still uses
+    answered: int
+    epoch: int
+    replica: int
+    exhausted: bool
+    random_state: bytes | None  # before the first item it will be asked for
+    epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
+    dataset_state: bytes | None  # of a dataset with state_dict, after the last batch
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """The file descriptors a worker gets, and whom it must not outlive."""
+
+    channel: int
+    arena: int
+    blackboxes: int
+    parent: int
+
+
+def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Blueprint]) -> None:
+    """The life of a worker. Returns when it is to exit with status 0."""
+    _die_with(equipment.parent)
+    channel = Channel(socket.socket(fileno=equipment.channel))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _prefer_for_oom()
+    faults = Faults(
+        fault_points.parse(os.environ.get(fault_points.VARIABLE, "")),
+        setup.worker,
+        setup.generation,
+    )
+    if faults:
+        faults.strike("before-setup")
+    try:
+        blueprint = find_blueprint()
+    except BaseException as error:
+        _refuse(channel, describe(error, position=None, step="bootstrap"))
+        return
+    recorder = Recorder(equipment.blackboxes, blueprint.num_workers, setup.worker)
+    # torch puts its own handlers first, which would hide the stack; we do not install them.
+    faulthandler.disable()
+    faulthandler.enable(file=recorder.dump_fd, all_threads=True)
+    arena = Arena(equipment.arena, setup.held)
+    try:
+        _Worker(setup, blueprint, channel, recorder, arena, faults).work()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the parent has closed the channel: it wants nothing more
+    recorder.note(-1, -1, STOP)
+    if faults:
+        faults.strike("before-stop")
+    gc.freeze()  # nothing is worth collecting on the way out
+
+
+class _Worker:
+    def __init__(
+        self,
+        setup: Setup,
+        blueprint: Blueprint,
+        channel: Channel,
+        recorder: Recorder,
+        arena: Arena,
+        faults: Faults,
+    ) -> None:
+        self.setup = setup
+        self.blueprint = blueprint
+        self.dataset = blueprint.dataset
+        self.channel = channel
+        self.recorder = recorder
+        self.arena = arena
+        self.faults = faults
+        self.randomness = Randomness()
+        self.shared_rng = torch.Generator()
+        self.fetcher: MapFetcher | IterableFetcher | None = None
+        self.broken: Failure | None = None  # what went wrong in setting up
+        self.exhausted = False
+        self.answered = setup.answered
+
+    def work(self) -> None:
+        self.recorder.note(-1, -1, START)
+        collate.install(self.arena)
+        try:
+            self._become()
+            if self.faults:
+                self.faults.strike("after-setup")
+            self._take_up()
+        except BaseException as error:
+            self.broken = describe(error, position=None, step="start-up")
+        gc.freeze()
+        if self.faults:
+            self.faults.strike("before-ready")
+        self.recorder.note(-1, -1, IDLE)
+        self.channel.send(READY)
+        if self.faults:
+            self.faults.strike("after-ready")
+        while True:
+            message = self.channel.receive()
+            if message is None:
+                return
+            kind, number, content, released = pickle.loads(message)
+            for offset in released:
+                self.arena.release(offset)
+            if kind == "task":
+                self._do_task(number, content)
+            elif kind == "resume":
+                self._do_resume(content)
+            else:
+                return
+            self.arena.trim()
+            self.recorder.note(-1, -1, IDLE)
+
+    # -- becoming torch's worker ----------------------------------------------------------
+
+    def _become(self) -> None:
+        torch.multiprocessing._set_thread_name("pt_data_worker")  # type: ignore[attr-defined]
+        torch.set_num_threads(1)
+        worker, blueprint = self.setup.worker, self.blueprint
+        seed = seed_worker(blueprint.base_seed, worker)
+        self._seed_datapipe(self.setup.shared_seed)
+        torch_worker._worker_info = WorkerInfo(
+            id=worker, num_workers=blueprint.num_workers, seed=seed, dataset=self.dataset
+        )
+        if blueprint.worker_init_fn is not None:
+            blueprint.worker_init_fn(worker)
+
+    def _seed_datapipe(self, seed: int | None) -> None:
+        if isinstance(self.dataset, IterDataPipe):
+            if seed is None:
+                raise AssertionError("shared_seed must be provided for IterDataPipe workers")
+            self.shared_rng.manual_seed(seed)
+            self.dataset = apply_random_seed(self.dataset, self.shared_rng)
+
+    def _take_up(self) -> None:
+        """Go to where the predecessor was; a first worker has nothing to catch up with."""
+        setup = self.setup
+        self.exhausted = setup.exhausted
+        if setup.epoch_state is not None:
+            restore(setup.epoch_state)
+        if not self.exhausted:
+            state = None if setup.dataset_state is None else pickle.loads(setup.dataset_state)
+            self._make_fetcher(state)
+            if isinstance(self.fetcher, IterableFetcher) and state is None:
+                self._replay(setup.replica)
+        if setup.random_state is not None:
+            restore(setup.random_state)
+            if not self.recorder.holds(setup.answered):
+                self._save_random_state(setup.answered)
+
+    def _make_fetcher(self, state: dict[str, Any] | None = None) -> None:
+        blueprint = self.blueprint
+        kind = IterableFetcher if blueprint.iterable else MapFetcher
+        if state is not None and state["dataset"] is not None:
+            self.dataset.load_state_dict(state["dataset"])
+        self.fetcher = kind(
+            self.dataset,
+            auto_collation=blueprint.auto_collation,
+            collate_fn=blueprint.collate_fn,
+            drop_last=blueprint.drop_last,
+            recorder=self.recorder,
+            arena=self.arena,
+            faults=self.faults,
+        )
+        if isinstance(self.fetcher, IterableFetcher) and state is not None:
+            if state["iterator"] is not None:
+                self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+            self.fetcher.ended = state["ended"]
+
+    def _replay(self, batches: int) -> None:
+        """Draw again what was delivered already, and drop it."""
+        assert isinstance(self.fetcher, IterableFetcher)
+        for _ in range(batches):
+            self.recorder.note(-1, -1, REPLAY)
+            try:
+                self.fetcher.fetch(-1, self.blueprint.batch_index)
+            except StopIteration:
+                self.exhausted = True
+                return
+            except Exception:  # noqa: S112 - it was delivered as an error the first time
+                continue
+
+    # -- items ----------------------------------------------------------------------------
+
+    def _do_task(self, number: int, index: Any) -> None:
+        if self.exhausted:
+            return
+        if self.broken is not None:
+            self._answer(ERROR, number, pickle.dumps(self.broken))
+            return
+        fetcher = self.fetcher
+        assert fetcher is not None
+        try:
+            batch = fetcher.fetch(number, index)
+            fetcher.position, fetcher.step = None, "send"
+            self.recorder.note(number, -1, SEND)
+            if self.faults:
+                self.faults.strike("before-encode", number)
+            frame = codec.encode(batch, self.arena)
+            del batch
+        except StopIteration as stop:
+            if self.blueprint.iterable:
+                self.exhausted = True
+                self._answer(ENDED, number, b"")
+            else:
+                self._fail(number, stop)
+        except BaseException as error:
+            self._fail(number, error)
+        else:
+            self._answer(BATCH, number, frame)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        fetcher = self.fetcher
+        assert fetcher is not None
+        failure = describe(error, position=fetcher.position, step=fetcher.step)
+        self._answer(ERROR, number, pickle.dumps(failure))
+
+    def _do_resume(self, seed: int | None) -> None:
+        if self.faults:
+            self.faults.strike("before-resume")
+        self.exhausted = False
+        self.broken = None
+        slot = self.recorder.slot_for(self.answered + 1)
+        self.randomness.save(slot)
+        epoch_state = slot.tobytes()
+        try:
+            self._seed_datapipe(seed)
+            self._make_fetcher()
+        except BaseException as error:
+            self.broken = describe(error, position=None, step="start-up")
+        self._answer(RESUMED, 0, epoch_state)
+        if self.faults:
+            self.faults.strike("after-resume")
+
+    def _answer(self, kind: bytes, number: int, content: bytes) -> None:
+        """Save the random state, then send: see the black box for why in this order."""
+        self.answered += 1
+        self._save_random_state(self.answered)
+        state = self._dataset_state() if kind == BATCH else b""
+        head = b"%c%s%s" % (kind, number.to_bytes(8, "little"), len(state).to_bytes(4, "little"))
+        message = b"".join((head, state, content))
+        self.recorder.note(number, -1, SEND)
+        if self.faults:
+            self.faults.strike("before-send", number)
+            self.channel.send(message, lambda: self.faults.strike("mid-send", number))
+            self.faults.strike("after-send", number)
+        else:
+            self.channel.send(message)
+
+    def _save_random_state(self, number: int) -> None:
+        self.randomness.save(self.recorder.slot_for(number))
+        self.recorder.commit(number)
+
+    def _dataset_state(self) -> bytes:
+        """The state of an iterable dataset that offers one, to take up from after a death."""
+        fetcher = self.fetcher
+        if not isinstance(fetcher, IterableFetcher):
+            return b""
+        dataset = _state_of(self.dataset)
+        iterator = None if fetcher.iterator is self.dataset else _state_of(fetcher.iterator)
+        if dataset is None and iterator is None:
+            return b""
+        state = {"dataset": dataset, "iterator": iterator, "ended": fetcher.ended}
+        try:
+            return pickle.dumps(state)
+        except Exception:
+            return b""  # replayed from its start instead
+
+
+def _state_of(part: Any) -> Any:
+    if callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    ):
+        return part.state_dict()
+    return None
+
+
+def _refuse(channel: Channel, failure: Failure) -> None:
+    """Tell the parent why this worker cannot even begin, and wait to be dismissed."""
+    try:
+        channel.send(REFUSED + pickle.dumps(failure))
+        while channel.receive() is not None:
+            pass
+    except OSError:
+        pass
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the nursery goes, whatever this process is doing then.
+
+    The nursery has one thread that never ends, so the signal cannot come early; comparing the
+    parent afterwards closes the gap before it was armed.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _prefer_for_oom() -> None:
+    """Let the kernel, when it must kill, take a worker and not the trainer."""
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            adjusted = min(1000, int(file.read()) + 500)
+            file.seek(0)
+            file.write(str(adjusted))
+    except OSError:
+        pass  # a kernel that does not let us: the default order holds

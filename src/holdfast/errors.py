@@ -1,0 +1,59 @@
+"""Everything holdfast raises of its own, at a glance.
+
+    HoldfastError
+    ├── WorkerError (RuntimeError)        a worker could not do its work
+    │   ├── WorkerLost                    it died, and replacing it is over
+    │   │   ├── RestartLimitExceeded      more deaths than `max_restarts` allows
+    │   │   └── PoisonSample              one sample ended several workers in a row
+    │   ├── WorkerStartError              it could not even start
+    │   └── UnusualExit                   SystemExit, KeyboardInterrupt … raised by a sample
+    └── LoaderClosed (RuntimeError)       next() on an iterator that was closed or interrupted
+
+Exceptions raised by the user's own dataset, collate function or ``worker_init_fn`` arrive as their
+own type, as with torch; see :mod:`holdfast.engine.exceptions`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "HoldfastError",
+    "LoaderClosed",
+    "PoisonSample",
+    "RestartLimitExceeded",
+    "UnusualExit",
+    "WorkerError",
+    "WorkerLost",
+    "WorkerStartError",
+]
+
+
+class HoldfastError(Exception):
+    """Base of all errors of holdfast's own."""
+
+
+class WorkerError(HoldfastError, RuntimeError):
+    """A worker could not do its work. A ``RuntimeError``, as torch's own report of it is."""
+
+
+class WorkerLost(WorkerError):
+    """A worker died and was not replaced."""
+
+
+class RestartLimitExceeded(WorkerLost):
+    """More workers died within the period than ``max_restarts`` allows."""
+
+
+class PoisonSample(WorkerLost):
+    """One sample ended the worker that loaded it, several times in a row."""
+
+
+class WorkerStartError(WorkerError):
+    """A worker could not start: its main module, its arguments or its set-up failed."""
+
+
+class UnusualExit(WorkerError):
+    """The dataset raised ``SystemExit``, ``KeyboardInterrupt`` or another non-``Exception``."""
+
+
+class LoaderClosed(HoldfastError, RuntimeError):
+    """The iterator was closed or interrupted; make a new one with ``iter(loader)``."""

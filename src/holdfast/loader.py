@@ -1,0 +1,210 @@
+"""``from holdfast import DataLoader``: torch's arguments, torch's batches, workers that may die."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data import Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from holdfast import options
+from holdfast.autopsy.incident import Incident
+from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
+from holdfast.engine.pool import Stats
+from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
+
+__all__ = ["DataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+SUPPORTED = sys.platform == "linux"
+
+
+class _Runtime:
+    """What a loader is doing, apart from what it is.
+
+    Frameworks copy a loader's attributes and record every assignment to it; so nothing that changes
+    while iterating is an attribute of the loader itself.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.iterator: Any = None  # kept between epochs by persistent workers
+        self.iterators: weakref.WeakSet[ProcessIterator] = weakref.WeakSet()
+        self.incidents: list[Incident] = []
+        self.stats = Stats()
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """A :class:`torch.utils.data.DataLoader` that survives its workers.
+
+    It takes torch's arguments, in torch's order, and gives torch's batches, bit for bit, for equal
+    seeds. A worker that is killed, crashes, exits or hangs is replaced, and the batch it was making
+    is made again from the same random state.
+
+    >>> from holdfast import DataLoader
+    >>> loader = DataLoader([1, 2, 3, 4, 5], batch_size=2, num_workers=1)
+    >>> [batch.tolist() for batch in loader]
+    [[1, 2], [3, 4], [5]]
+
+    Args:
+        max_restarts: how many workers may be replaced, and within what time: ``"auto"`` (five per
+            worker within a minute), a number within a minute, a pair ``(number, seconds)``, or
+            ``None`` for no limit. Beyond it ``next()`` raises an error that lists the deaths.
+        stall_timeout: seconds without progress on one sample after which a worker is made to write
+            its stack, killed and replaced; ``None`` for never. torch's own ``timeout`` keeps its
+            meaning.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        max_restarts: MaxRestarts = "auto",
+        stall_timeout: float | None = DEFAULT_STALL_TIMEOUT,
+    ) -> None:
+        self._runtime = _Runtime()
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.max_restarts = max_restarts
+        self.stall_timeout = stall_timeout
+        self._options()
+
+    def _options(self) -> options.Options:
+        """The options as they are now: they stay assignable, like ``num_workers``."""
+        return options.parse(
+            max_restarts=self.max_restarts,
+            stall_timeout=self.stall_timeout,
+            num_workers=self.num_workers,
+        )
+
+    # -- what went on ---------------------------------------------------------------------
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """What went wrong with workers of this loader so far, oldest first."""
+        return list(self._runtime.incidents)
+
+    def stats(self) -> dict[str, int | float]:
+        """Batches, bytes, waits and restarts so far, over all epochs.
+
+        >>> loader = DataLoader([1, 2, 3], num_workers=0)
+        >>> len(list(loader)), loader.stats()["batches"]
+        (3, 3)
+        """
+        runtime = self._runtime
+        figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
+        figures["held_bytes"] = sum(one.held_bytes() for one in list(runtime.iterators))
+        return figures
+
+    # -- iterating ------------------------------------------------------------------------
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        if not (self.persistent_workers and self.num_workers > 0):
+            return self._get_iterator()
+        iterator = self._runtime.iterator
+        if iterator is not None and getattr(iterator, "usable", True):
+            iterator._reset(self)
+        else:
+            iterator = self._runtime.iterator = self._get_iterator()
+        return iterator  # type: ignore[no-any-return]
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if not SUPPORTED:
+            warnings.warn(
+                f"holdfast does not run on {sys.platform} yet: workers are torch's own and are not "
+                "replaced when they die",
+                stacklevel=3,
+            )
+            return super()._get_iterator()
+        self._settle()
+        runtime = self._runtime
+        if self.num_workers == 0:
+            return SingleProcessIterator(self, runtime.stats)
+        self.check_worker_number_rationality()
+        iterator = ProcessIterator(self, self._options(), runtime.stats, runtime.incidents.append)
+        runtime.iterators.add(iterator)
+        return iterator
+
+    def _settle(self) -> None:
+        """In a process forked from the one that made this loader: start afresh."""
+        runtime = self._runtime
+        if runtime.owner != os.getpid():
+            runtime.__init__()  # type: ignore[misc]
+
+    @property
+    def _iterator(self) -> Any:
+        return self._runtime.iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self._runtime.iterator = iterator
+
+    # -- the end --------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all workers of this loader now. It can be iterated again; batches stay valid."""
+        runtime = self._runtime
+        if runtime.owner == os.getpid():
+            for iterator in list(runtime.iterators):
+                iterator._shutdown_workers()
+        runtime.iterator = None
+
+    def __enter__(self) -> DataLoader[T_co]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_runtime"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _runtime=_Runtime())

@@ -1,0 +1,601 @@
+"""One recycled piece of shared memory per worker.
+
+The problem. A batch is made in one process and used in another, and how long it is used is up to
+the user: some drop it after a step, some keep a tensor of it for ever, in any thread, in a cycle
+that the collector finds an hour later.
+
+What does not work:
+
+* One shared file per tensor (torch's way) costs a descriptor and a mapping per tensor that is
+  kept, fresh zeroed pages for every batch, and a page fault for each of them on both sides.
+* A ring of fixed slots waits for the user: whoever calls ``list(loader)`` stops it.
+* Names in ``/dev/shm`` outlive a SIGKILL, and the mount is 64 MB in a container.
+* Writing into a sparse file is a SIGBUS when there is no room.
+
+The design. Each worker slot has one anonymous file (``memfd_create``) that is as large as the
+machine's memory but sparse, so that its size is address space and costs nothing. Both sides map it
+once. Only the worker allocates in it (`Arena`), so there is nothing to lock, and nothing a SIGKILL
+could leave locked. Pages are reserved with ``posix_fallocate`` before they are first written: lack
+of room is then an answer (`Arena.take` returns None and the batch travels through the socket) and
+never a signal. The main process (`Window`) lends out NumPy arrays that lie directly on its mapping.
+Tensors are built on such an array and keep it alive; when it dies, a weak reference puts the
+block's offset on a deque, from where it goes back to the worker with the next task.
+
+Who may recycle a block:
+
+* never published, and no object in the worker refers to it any more; or
+* published, released by the main process, and no object in the worker refers to it (a collate
+  function may have kept the batch in a cache).
+
+A block is published once. If the worker sends the same memory again it is copied, so that each
+block has one owner at a time and main's in-place changes never show up in a later batch.
+
+When a worker dies its replacement maps the same file and is told which blocks are still lent; all
+else is free. When the slot is closed, the memory that nobody uses goes back to the system at once,
+and the rest block by block; tensors the user has kept stay valid for ever.
+
+Weak-reference callbacks may run at any moment, in any thread, inside any statement that allocates.
+Here they do one thing, ``deque.append``, which is a single C call: it cannot be interrupted by a
+signal handler, needs no lock, and is harmless in a process that was forked off.
+
+What this does not cover: a child that the *user* forks off the main process sees the same pages.
+Once main has let go of a batch, its bytes change in that child too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import resource
+import sys
+import weakref
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Arena", "Block", "Extents", "Window", "create", "default_capacity"]
+
+Bytes = npt.NDArray[np.uint8]
+
+GRAIN = 64
+"""Offsets and sizes are multiples of this: a cache line, and what vector loads like."""
+PAGE = 4096
+LARGE = 64 << 10
+"""Blocks from this size on begin and end on a page, so that their pages can be given back."""
+CHUNK = 256 << 10
+"""Memory is reserved and given back in pieces of this size."""
+RESERVE_STEP = 4 << 20
+"""One ``posix_fallocate`` call. tmpfs undoes a call that a signal interrupts: with a profiler's
+timer running, one call for a whole gigabyte would start again for ever."""
+SMALLEST = 64 << 20
+LARGEST = 256 << 30
+"""Address space has a limit too (128 TiB, for all workers of all loaders)."""
+SLACK = 16 << 20
+MEMORY_OF_PEAK = 64
+_NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT})
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _rounded(nbytes: int) -> int:
+    if nbytes >= LARGE:
+        return _up(nbytes, PAGE)
+    return _up(nbytes, GRAIN) or GRAIN
+
+
+class Extents:
+    """Which parts of ``[0, capacity)`` are in use: first fit, neighbours merged, no I/O.
+
+    Free extents are kept in sorted lists by size class (powers of two), so that a search looks
+    at one entry for each class that surely fits and scans only the class that may or may not.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity - capacity % GRAIN
+        self.in_use = 0
+        self._used: dict[int, int] = {}
+        self._free: dict[int, int] = {}
+        self._free_by_end: dict[int, int] = {}
+        self._classes: list[list[int]] = [[] for _ in range(64)]
+        self._nonempty = 0
+        if self.capacity:
+            self._add_free(0, self.capacity)
+
+    @property
+    def top(self) -> int:
+        """The end of the highest block in use."""
+        return self._free_by_end.get(self.capacity, self.capacity)
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def used(self) -> list[tuple[int, int]]:
+        return sorted(self._used.items())
+
+    def free_extents(self) -> list[tuple[int, int]]:
+        return sorted(self._free.items())
+
+    def allocate(self, nbytes: int) -> int | None:
+        size = _rounded(nbytes)
+        unit = PAGE if size >= LARGE else GRAIN
+        start = self._first_fit(size, unit)
+        if start is None:
+            return None
+        offset = _up(start, unit)
+        self._carve(start, offset, size)
+        return offset
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Mark a block as used that somebody else has allocated earlier."""
+        size = _rounded(nbytes)
+        for starts in self._classes:
+            at = bisect_right(starts, offset) - 1
+            if at >= 0 and offset + size <= starts[at] + self._free[starts[at]]:
+                self._carve(starts[at], offset, size)
+                return
+        raise ValueError(f"[{offset}, {offset + size}) is not free")
+
+    def free(self, offset: int) -> None:
+        size = self._used.pop(offset)
+        self.in_use -= size
+        end = offset + size
+        before = self._free_by_end.get(offset)
+        if before is not None:
+            self._drop_free(before)
+            offset = before
+        if end in self._free:
+            end += self._drop_free(end)
+        self._add_free(offset, end - offset)
+
+    def _first_fit(self, size: int, unit: int) -> int | None:
+        surely = size + unit - GRAIN
+        smallest_class = size.bit_length() - 1
+        classes = self._nonempty >> smallest_class << smallest_class
+        best: int | None = None
+        while classes:
+            bit = classes & -classes
+            classes ^= bit
+            starts = self._classes[bit.bit_length() - 1]
+            if bit >= surely:
+                if best is None or starts[0] < best:
+                    best = starts[0]
+                continue
+            for start in starts:
+                if best is not None and start >= best:
+                    break
+                if _up(start, unit) + size <= start + self._free[start]:
+                    best = start
+                    break
+        return best
+
+    def _carve(self, start: int, offset: int, size: int) -> None:
+        end = start + self._drop_free(start)
+        if offset > start:
+            self._add_free(start, offset - start)
+        if offset + size < end:
+            self._add_free(offset + size, end - offset - size)
+        self._used[offset] = size
+        self.in_use += size
+
+    def _add_free(self, start: int, size: int) -> None:
+        self._free[start] = size
+        self._free_by_end[start + size] = start
+        number = size.bit_length() - 1
+        insort(self._classes[number], start)
+        self._nonempty |= 1 << number
+
+    def _drop_free(self, start: int) -> int:
+        size = self._free.pop(start)
+        del self._free_by_end[start + size]
+        number = size.bit_length() - 1
+        starts = self._classes[number]
+        del starts[bisect_left(starts, start)]
+        if not starts:
+            self._nonempty ^= 1 << number
+        return size
+
+
+def default_capacity(meminfo: str = "/proc/meminfo") -> int:
+    """Memory and swap together, rounded up to a power of two: more than can ever be in use."""
+    total = 0
+    try:
+        with open(meminfo) as lines:
+            for line in lines:
+                if line.startswith(("MemTotal:", "SwapTotal:")):
+                    total += int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        total = 0
+    total = total or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    capacity = min(1 << (total - 1).bit_length(), LARGEST)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        # Under `ulimit -v` address space is what runs out first: leave it to the user's heap.
+        capacity = min(capacity, 1 << max(limit // 32, 1).bit_length() - 1)
+    return max(capacity, SMALLEST)
+
+
+def create(name: str, capacity: int | None = None) -> int:
+    """A new sparse memory file; the caller owns the descriptor. Its size is the capacity.
+
+    Where limits forbid the size (RLIMIT_FSIZE, RLIMIT_AS) it is halved until it fits.
+    """
+    capacity = _up(capacity or default_capacity(), PAGE)
+    smallest = min(capacity, SMALLEST)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    while True:
+        try:
+            os.ftruncate(fd, capacity)
+            _mapping(fd, capacity)
+            return fd
+        except OSError:
+            if capacity <= smallest:
+                os.close(fd)
+                raise
+            capacity = max(_up(capacity // 2, PAGE), smallest)
+
+
+def _mapping(fd: int, capacity: int) -> mmap.mmap:
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    mapping = mmap.mmap(fd, capacity, **options)
+    # A core dump would read, and so allocate, every page of the hole that the file mostly is.
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_DONTDUMP)
+    return mapping
+
+
+def _give_back(mapping: mmap.mmap, start: int, end: int) -> None:
+    """Return whole pages to the system: they read as zero afterwards, in every process."""
+    if end > start:
+        with contextlib.suppress(OSError, ValueError):
+            mapping.madvise(mmap.MADV_REMOVE, start, end - start)
+
+
+def _outside(blocks: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """The page ranges below `end` that touch none of the blocks."""
+    at = 0
+    for offset, nbytes in sorted(blocks):
+        yield at, offset - offset % PAGE
+        at = max(at, _up(offset + nbytes, PAGE))
+    yield at, end
+
+
+class _Ref(weakref.ref[Bytes]):
+    """A weak reference to the array on a block; the callback finds the block in it."""
+
+    __slots__ = ("nbytes", "offset")
+    offset: int
+    nbytes: int
+
+
+class Block:
+    """A piece of the arena. It lives as long as `array` or anything built on it."""
+
+    __slots__ = ("array", "nbytes", "offset")
+
+    def __init__(self, offset: int, nbytes: int, array: Bytes) -> None:
+        self.offset = offset
+        self.nbytes = nbytes
+        self.array = array
+
+
+class Arena:
+    """The worker's side: the only one that allocates in the file."""
+
+    def __init__(self, fd: int, held: Iterable[tuple[int, int]] = ()) -> None:
+        """`held`: what the main process still uses of a worker that had this file before."""
+        status = os.fstat(fd)
+        self.capacity = status.st_size
+        self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd)
+        self._map = _mapping(fd, self.capacity)
+        # Where the mapping begins in this process.
+        self.base = int(np.ndarray(1, np.uint8, self._map).__array_interface__["data"][0])
+        self._pid = os.getpid()
+        self._extents = Extents(self.capacity)
+        self._reserved = bytearray(-(-self.capacity // CHUNK))
+        self._reserved_chunks = 0
+        self._reach = 0
+        self._views: dict[int, _Ref] = {}
+        self._lent: set[int] = set()
+        self._private: list[int] = []
+        self._gone: deque[_Ref] = deque()
+        self._peak = self._last_peak = self._trims = self._quiet_until = 0
+        held = list(held)
+        for offset, nbytes in held:
+            self._extents.reserve(offset, nbytes)
+            self._lent.add(offset)
+            self._reach = max(self._reach, offset + nbytes)
+        if status.st_blocks:
+            # What the predecessor left half made may be gigabytes, and may be what it died of.
+            for start, end in _outside(held, self.capacity):
+                _give_back(self._map, start, end)
+
+    @property
+    def in_use(self) -> int:
+        """Bytes in blocks that cannot be recycled yet."""
+        self._recycle()
+        return self._extents.in_use
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of memory that this worker has reserved, in use or not."""
+        return self._reserved_chunks * CHUNK
+
+    def take(self, nbytes: int) -> Block | None:
+        """Room for `nbytes`, or None if there is none, now or at all."""
+        if os.getpid() != self._pid:
+            return None  # a process forked off a worker must not write into the worker's batches
+        self._recycle()
+        offset = self._extents.allocate(nbytes)
+        if offset is None:
+            return None
+        if not self._reserve(offset, nbytes or 1):
+            self._extents.free(offset)
+            return None
+        if self._extents.in_use > self._peak:
+            self._peak = self._extents.in_use
+        array: Bytes = np.ndarray(nbytes, np.uint8, self._map, offset)
+        view = _Ref(array, self._gone.append)
+        view.offset = offset
+        view.nbytes = nbytes
+        self._views[offset] = view
+        insort(self._private, offset)
+        return Block(offset, nbytes, array)
+
+    def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """(block, offset in it) if the memory lies in a block that is not published yet."""
+        place = address - self.base
+        if not 0 <= place < self.capacity:
+            return None
+        at = bisect_right(self._private, place) - 1
+        if at < 0:
+            return None
+        offset = self._private[at]
+        inside = place - offset
+        if inside + nbytes > self._views[offset].nbytes:
+            return None
+        return offset, inside
+
+    def nbytes_of(self, offset: int) -> int:
+        """The size of a block that is not published yet."""
+        return self._views[offset].nbytes
+
+    def publish(self, offset: int) -> None:
+        """The block goes to the main process and stays until `release`."""
+        if not self._remove_private(offset):
+            raise ValueError(f"no unpublished block at {offset}")
+        self._lent.add(offset)
+
+    def release(self, offset: int) -> None:
+        """The main process no longer uses the block. Unknown offsets are ignored."""
+        if offset in self._lent:
+            self._lent.discard(offset)
+            if offset not in self._views:
+                self._extents.free(offset)
+
+    def trim(self) -> None:
+        """Give memory back that the last batches had no use for. Call it between batches."""
+        if os.getpid() != self._pid:
+            return
+        self._recycle()
+        self._trims += 1
+        if self._trims % MEMORY_OF_PEAK == 0:
+            self._last_peak, self._peak = self._peak, self._extents.in_use
+        peak = max(self._peak, self._last_peak)
+        if self.reserved <= 2 * peak + SLACK or self._trims < self._quiet_until:
+            return
+        self._quiet_until = self._trims + MEMORY_OF_PEAK
+        for start, size in reversed(self._extents.free_extents()):
+            self._give_back_chunks(start, min(start + size, self._reach))
+            if self.reserved <= peak + SLACK:
+                break
+
+    def _recycle(self) -> None:
+        gone = self._gone
+        while gone:
+            offset = gone.popleft().offset
+            del self._views[offset]
+            if offset not in self._lent:
+                self._remove_private(offset)
+                self._extents.free(offset)
+
+    def _remove_private(self, offset: int) -> bool:
+        at = bisect_left(self._private, offset)
+        if at == len(self._private) or self._private[at] != offset:
+            return False
+        del self._private[at]
+        return True
+
+    def _reserve(self, offset: int, nbytes: int) -> bool:
+        flags = self._reserved
+        end = (offset + nbytes - 1) // CHUNK + 1
+        at = flags.find(0, offset // CHUNK, end)
+        if at < 0:
+            return True  # recycled memory: no system call
+        while at >= 0:
+            until = flags.find(1, at, min(end, at + RESERVE_STEP // CHUNK))
+            if until < 0:
+                until = min(end, at + RESERVE_STEP // CHUNK)
+            try:
+                stop = min(until * CHUNK, self.capacity)
+                os.posix_fallocate(self._fd, at * CHUNK, stop - at * CHUNK)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    return False
+                raise
+            flags[at:until] = b"\1" * (until - at)
+            self._reserved_chunks += until - at
+            self._reach = max(self._reach, stop)
+            at = flags.find(0, until, end)
+        return True
+
+    def _give_back_chunks(self, start: int, end: int) -> None:
+        first, last = -(-start // CHUNK), end // CHUNK
+        if last > first:
+            _give_back(self._map, first * CHUNK, last * CHUNK)
+            self._reserved_chunks -= self._reserved.count(1, first, last)
+            self._reserved[first:last] = bytes(last - first)
+
+
+class Released(deque[_Ref]):
+    """The offsets the user has let go of, for one consumer to pop, and the books behind them.
+
+    Inside it is a plain deque of weak references, because the collector's callback must be
+    nothing but ``deque.append``; whoever pops it sees offsets.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases: dict[int, _Ref] = {}
+        self.nbytes = 0
+
+    def __bool__(self) -> bool:
+        while len(self):
+            if self._is_current(self[0]):
+                return True
+            super().popleft()
+        return False
+
+    def popleft(self) -> int:  # type: ignore[override]
+        """The next offset; IndexError if there is none."""
+        while True:
+            ref = super().popleft()
+            if self._is_current(ref):
+                self.forget(ref)
+                return ref.offset
+
+    def forget(self, ref: _Ref) -> None:
+        del self.leases[ref.offset]
+        self.nbytes -= ref.nbytes
+
+    def _is_current(self, ref: _Ref) -> bool:
+        # After a handover a late callback may still bring in a lease of the worker before; its
+        # offset may by now be another block's.
+        return self.leases.get(ref.offset) is ref
+
+
+class Window:
+    """The main process's side: lends out the blocks that arrive and notices when they are free.
+
+    All methods, and popping `released`, belong to one thread at a time; leases may die in any.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.capacity = os.fstat(fd).st_size
+        self.released = Released()
+        self._map: mmap.mmap | None = _mapping(fd, self.capacity)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes lent out, and released ones that nobody has popped yet."""
+        return self.released.nbytes
+
+    @property
+    def closed(self) -> bool:
+        return self._map is None
+
+    def lease(self, offset: int, nbytes: int) -> Bytes:
+        """The block's memory. When the array and all that is built on it are gone, the block's
+        offset appears in `released`."""
+        if self._map is None:
+            raise ValueError("the window is closed")
+        if offset in self.released.leases:
+            raise ValueError(f"the block at {offset} is already lent out")
+        array: Bytes = np.ndarray(nbytes, np.uint8, self._map, offset)
+        ref = _Ref(array, self.released.append)
+        ref.offset = offset
+        ref.nbytes = nbytes
+        self.released.leases[offset] = ref
+        self.released.nbytes += nbytes
+        return array
+
+    def take_released(self) -> list[int]:
+        """All offsets released since the last call: tell them to the worker."""
+        offsets = []
+        while self.released:
+            offsets.append(self.released.popleft())
+        return offsets
+
+    def held(self) -> list[tuple[int, int]]:
+        """(offset, nbytes) of the leases alive at this moment."""
+        leases = list(self.released.leases.values())
+        return [(ref.offset, ref.nbytes) for ref in leases if ref() is not None]
+
+    def forget_released(self) -> None:
+        """Drop releases that were meant for a worker that is dead; `handover` does it safely."""
+        self.handover()
+
+    def handover(self) -> list[tuple[int, int]]:
+        """The worker is dead and all its messages have been read: what its successor must spare.
+
+        Releases meant for the dead worker are dropped. What is listed will be released to the
+        successor later; what is not listed never will. Listing and dropping must be one step: a
+        lease that dies in between would be lost for ever or, worse, be released to the successor
+        when it has already put another block in that place.
+        """
+        leases = list(self.released.leases.values())
+        alive = [(ref, ref()) for ref in leases]
+        for ref, array in alive:
+            if array is None:
+                self.released.forget(ref)
+        return [(ref.offset, ref.nbytes) for ref, array in alive if array is not None]
+
+    def close(self) -> None:
+        """No worker writes here any more: give all memory back, that of live leases as they die.
+
+        The mapping itself goes with the last lease, also if this object is gone by then.
+        """
+        mapping, self._map = self._map, None
+        if mapping is None:
+            return
+        alive = [(ref, ref()) for ref in self.released.leases.values()]
+        spare = []
+        for ref, array in alive:
+            if array is not None:
+                spare.append((ref.offset, ref.nbytes))
+                _Orphan.adopt(array, ref, mapping)
+        self.released.leases.clear()
+        self.released.clear()
+        self.released.nbytes = 0
+        for start, end in _outside(spare, self.capacity - self.capacity % PAGE):
+            _give_back(mapping, start, end)
+
+
+class _Orphan(weakref.ref[Bytes]):
+    """A lease whose window is closed: there is no worker to recycle it, so its pages are freed."""
+
+    __slots__ = ("end", "mapping", "pid", "start")
+    start: int
+    end: int
+    mapping: mmap.mmap
+    pid: int
+    all: ClassVar[dict[int, _Orphan]] = {}
+
+    @classmethod
+    def adopt(cls, array: Bytes, ref: _Ref, mapping: mmap.mmap) -> None:
+        orphan = cls(array, _bury)
+        orphan.start = _up(ref.offset, PAGE)
+        orphan.end = (ref.offset + ref.nbytes) // PAGE * PAGE
+        orphan.mapping = mapping
+        orphan.pid = os.getpid()
+        cls.all[id(orphan)] = orphan
+
+
+def _bury(
+    orphan: weakref.ref[Bytes],
+    all_orphans: dict[int, _Orphan] = _Orphan.all,
+    getpid: Callable[[], int] = os.getpid,
+    give_back: Callable[[mmap.mmap, int, int], None] = _give_back,
+) -> None:
+    # Default arguments, because this may run while the interpreter takes its modules apart.
+    known = all_orphans.pop(id(orphan), None)
+    if known is not None and getpid() == known.pid:
+        give_back(known.mapping, known.start, known.end)

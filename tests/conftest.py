@@ -1,0 +1,169 @@
+"""Nobody left behind: every test must end without processes or shared memory it started.
+
+A leak is reported as an error of the test that caused it. What does not work here is to compare
+all processes of the machine before and after, since other people's runs come and go meanwhile; so
+only our descendants count, and orphans in our process group (a worker of a trainer that the
+test killed is no descendant of ours any more). Names in `/dev/shm` count unless a living stranger's
+pid is part of the name. Both are given a moment to go away, because a process that is told to stop
+is still there for some milliseconds.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import gc
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+GRACE = 3.0
+SHM = Path("/dev/shm")
+T = TypeVar("T")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest does this too, unless started with `-p no:faulthandler`.
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    processes = set(_our_processes())
+    names = _shm_names()
+
+    yield
+
+    left_processes = _wait_until_gone(lambda: [p for p in _our_processes() if p not in processes])
+    left_names = _wait_until_gone(lambda: sorted(_shm_names() - names))
+
+    described = [_describe(process) for process in left_processes]
+    for process in left_processes:
+        try:
+            process.kill()
+        except psutil.Error:
+            pass
+    for name in left_names:
+        (SHM / name).unlink(missing_ok=True)
+    # A test that failed half-way had no chance to clean up: one error is enough.
+    if request.node.stash.get(_failed, False):
+        return
+    if described:
+        pytest.fail("processes left behind:\n  " + "\n  ".join(described), pytrace=False)
+    if left_names:
+        pytest.fail(f"names left behind in /dev/shm: {left_names}", pytrace=False)
+
+
+def _wait_until_gone(look: Callable[[], list[T]]) -> list[T]:
+    """What `look` still finds after the grace period; empty as soon as it finds nothing."""
+    deadline = time.monotonic() + GRACE
+    left = look()
+    if left:
+        gc.collect()  # an iterator may hang in a reference cycle
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = look()
+    return left
+
+
+def _our_processes() -> list[psutil.Process]:
+    me = psutil.Process()
+    found = me.children(recursive=True)
+    found += _orphans()
+    helpers = _standing_helpers()
+    return [p for p in found if p.pid not in helpers and not _is_zombie_of_a_stranger(p, me)]
+
+
+def _orphans() -> list[psutil.Process]:
+    reaper = _who_adopts_orphans()
+    if reaper == os.getppid():  # its own children could not be told from those it adopted
+        return []
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.ppid() == reaper and os.getpgid(process.pid) == os.getpgrp():
+                found.append(process)
+        except (psutil.Error, ProcessLookupError):
+            pass
+    return found
+
+
+@functools.cache
+def _who_adopts_orphans() -> int:
+    """Process 1 or the nearest subreaper above us; found by orphaning somebody."""
+    script = "import os, time\nif os.fork() == 0:\n  time.sleep(0.2); print(os.getppid())"
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    return int(made.stdout)
+
+
+def _standing_helpers() -> set[int | None]:
+    """The standard library starts these once and keeps them until the interpreter exits."""
+    return {
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+    }
+
+
+def _is_zombie_of_a_stranger(process: psutil.Process, me: psutil.Process) -> bool:
+    """Dead, and for somebody else to reap. Our own zombies are ours to reap and do count."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and process.ppid() != me.pid
+    except psutil.Error:
+        return True
+
+
+def _shm_names() -> set[str]:
+    try:
+        names = set(os.listdir(SHM))
+    except OSError:
+        return set()
+    return {name for name in names if not _belongs_to_a_stranger(name)}
+
+
+def _belongs_to_a_stranger(name: str) -> bool:
+    """torch's names hold the pid of their maker: `torch_<pid>_<number>_<number>`."""
+    match = re.match(r"torch_(\d+)_", name)
+    if match is None:
+        return False
+    pid = int(match.group(1))
+    if pid == os.getpid() or not psutil.pid_exists(pid):
+        return False
+    try:
+        return os.getpid() not in {parent.pid for parent in psutil.Process(pid).parents()}
+    except psutil.Error:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        line = " ".join(process.cmdline())
+        return f"pid {process.pid} ({process.status()}): {line[:200]}"
+    except psutil.Error as error:
+        return f"pid {process.pid}: {error}"
+
+
+if sys.platform != "linux":
+    pytest.exit("holdfast is built and tested on Linux only", returncode=1)

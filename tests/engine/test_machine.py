@@ -1,0 +1,400 @@
+"""The machine, played through histories no real run could wait for.
+
+A model plays workers, consumer and fate: it answers items as a worker would, kills workers at any
+moment (before and after their answers were heard), lets them stall and refuse to die, breaks epochs
+off and begins new ones. The promises in the machine's text are the invariants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.engine import machine as m
+
+UNLIMITED = m.RestartPolicy(None, 60.0)
+
+
+def make(workers: int = 2, prefetch: int = 2, **options: Any) -> m.Machine:
+    options.setdefault("restarts", UNLIMITED)
+    return m.Machine(workers=workers, prefetch=prefetch, **options)
+
+
+def fill(machine: m.Machine, indices: list[int]) -> list[m.Action]:
+    """Draw what is due from `indices`; an empty list is a sampler with nothing more."""
+    actions: list[m.Action] = []
+    while machine.draws_due > 0:
+        if indices:
+            actions += machine.draw(indices.pop(0))
+        else:
+            machine.drained()
+    return actions
+
+
+class History(RuleBasedStateMachine):
+    """Map-style data: every task exactly once, in order, whatever dies."""
+
+    @initialize(
+        workers=st.integers(1, 4),
+        prefetch=st.integers(1, 3),
+        in_order=st.booleans(),
+        persistent=st.booleans(),
+        length=st.integers(0, 30),
+    )
+    def begin(
+        self, workers: int, prefetch: int, in_order: bool, persistent: bool, length: int
+    ) -> None:
+        self.now = 0.0
+        self.length = length
+        self.machine = make(workers, prefetch, in_order=in_order, persistent=persistent)
+        self.inboxes: dict[int, deque[m.Item]] = {}  # what the living worker has been given
+        self.outboxes: dict[int, deque[m.Event]] = {}  # answered, not yet heard
+        self.generations: dict[int, int] = {}
+        self.heard: dict[int, list[tuple[int, int]]] = {w: [] for w in range(workers)}
+        self.frozen: set[int] = set()
+        self.sampler = list(range(length))
+        self.delivered: list[int] = []
+        self.ended = False
+        self.obey(self.machine.begin())
+        self.draw()
+
+    # -- the driver's part ----------------------------------------------------------------
+
+    def obey(self, actions: list[m.Action]) -> None:
+        for action in actions:
+            if isinstance(action, m.Start):
+                expected = self.generations.get(action.worker, -1) + 1
+                assert action.generation == expected
+                self.generations[action.worker] = action.generation
+                self.inboxes[action.worker] = deque()
+                self.outboxes[action.worker] = deque()
+                self.frozen.discard(action.worker)
+                assert action.answered == len(self.heard[action.worker])
+            elif isinstance(action, m.Dispatch):
+                self.inboxes[action.worker].append(action.item)
+            elif isinstance(action, m.Abandon):
+                self.die(action.worker)
+
+    def draw(self) -> None:
+        while self.machine.draws_due > 0:
+            if self.sampler:
+                self.obey(self.machine.draw(self.sampler.pop(0)))
+            else:
+                self.machine.drained()
+
+    def die(self, worker: int, sample: tuple[int, int] | None = None) -> None:
+        self.hear(worker, len(self.outboxes[worker]))
+        death = m.Death(self.now, sample, perhaps_from_outside=sample is None)
+        self.obey(self.machine.handle(m.WorkerDied(worker, self.generations[worker], death)))
+
+    def hear(self, worker: int, count: int) -> None:
+        for _ in range(count):
+            event = self.outboxes[worker].popleft()
+            if isinstance(event, m.BatchReady):
+                self.heard[worker].append(event.result)
+            else:
+                self.heard[worker].append((-1, -1))
+            self.obey(self.machine.handle(event))
+
+    # -- what can happen ------------------------------------------------------------------
+
+    @rule(worker=st.integers(0, 3), items=st.integers(1, 4))
+    def a_worker_answers(self, worker: int, items: int) -> None:
+        if worker >= self.machine.workers or worker in self.frozen:
+            return
+        generation = self.generations[worker]
+        if not self.machine.ready(worker) and not self.outboxes[worker]:
+            if self.machine.alive(worker):
+                self.machine.handle(m.WorkerReady(worker, generation))
+        for _ in range(min(items, len(self.inboxes[worker]))):
+            item = self.inboxes[worker].popleft()
+            if isinstance(item, m.Task):
+                event: m.Event = m.BatchReady(
+                    worker, generation, item.number, (item.epoch, item.index)
+                )
+            else:
+                event = m.Resumed(worker, generation)
+            self.outboxes[worker].append(event)
+
+    @rule(worker=st.integers(0, 3), count=st.integers(1, 5))
+    def answers_arrive(self, worker: int, count: int) -> None:
+        if worker < self.machine.workers:
+            self.hear(worker, min(count, len(self.outboxes[worker])))
+
+    @rule(worker=st.integers(0, 3), at_once=st.booleans())
+    def workers_die(self, worker: int, at_once: bool) -> None:
+        for one in range(self.machine.workers) if at_once else [worker]:
+            if one < self.machine.workers and self.machine.alive(one):
+                if not self.machine.ready(one):
+                    self.machine.handle(m.WorkerReady(one, self.generations[one]))
+                self.die(one)
+
+    @rule(worker=st.integers(0, 3), dies=st.booleans())
+    def a_worker_stalls(self, worker: int, dies: bool) -> None:
+        if worker >= self.machine.workers or not self.machine.busy(worker):
+            return
+        if not self.machine.ready(worker):
+            self.machine.handle(m.WorkerReady(worker, self.generations[worker]))
+        generation = self.generations[worker]
+        actions = self.machine.handle(m.WorkerStalled(worker, generation, self.now))
+        assert actions == [m.Dump(worker, generation)]
+        self.frozen.add(worker)
+        if dies:
+            self.die(worker)
+
+    @rule(seconds=st.floats(0.1, 2.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.obey(self.machine.handle(m.Ticked(self.now)))
+
+    @rule()
+    def a_ghost_speaks(self) -> None:
+        """Events of generations that are over change nothing."""
+        for worker, generation in self.generations.items():
+            if generation > 0:
+                before = self.machine.outstanding
+                death = m.WorkerDied(worker, generation - 1, m.Death(self.now))
+                assert self.machine.handle(death) == []
+                ready = m.BatchReady(worker, generation - 1, 0, "ghost")
+                assert self.machine.handle(ready) == []
+                assert self.machine.outstanding == before
+
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def the_consumer_takes(self) -> None:
+        taken = self.machine.take()
+        if isinstance(taken, m.Delivery):
+            epoch, index = taken.result
+            assert epoch == self.machine.epoch
+            assert index == taken.task.index
+            self.delivered.append(index)
+            self.draw()
+        elif taken is m.END:
+            self.ended = True
+            assert sorted(self.delivered) == list(range(self.length))
+
+    @precondition(lambda self: self.machine.persistent)
+    @rule()
+    def a_new_epoch_begins(self) -> None:
+        self.sampler = list(range(self.length))
+        self.delivered = []
+        self.ended = False
+        self.obey(self.machine.resume(None))
+        self.draw()
+
+    # -- what must hold -------------------------------------------------------------------
+
+    @invariant()
+    def order_is_kept(self) -> None:
+        if hasattr(self, "machine") and self.machine.in_order:
+            assert self.delivered == list(range(len(self.delivered)))
+
+    @invariant()
+    def nothing_comes_twice(self) -> None:
+        if hasattr(self, "machine"):
+            assert len(set(self.delivered)) == len(self.delivered)
+
+    @invariant()
+    def no_more_is_out_than_allowed(self) -> None:
+        if hasattr(self, "machine"):
+            assert 0 <= self.machine.outstanding <= self.machine.limit
+
+    @invariant()
+    def each_worker_does_its_own_tasks_in_order(self) -> None:
+        """The proof that random states fit: the sequence a seat answers never changes."""
+        if not hasattr(self, "machine") or not self.machine.in_order:
+            return
+        for worker, answers in self.heard.items():
+            for epoch in {epoch for epoch, _ in answers if epoch >= 0}:
+                mine = [index for one, index in answers if one == epoch]
+                assert mine == [worker + self.machine.workers * k for k in range(len(mine))]
+
+    def teardown(self) -> None:
+        """However it went, it can be finished."""
+        if not hasattr(self, "machine"):
+            return
+        for _ in range(10_000):
+            if self.ended:
+                break
+            for worker in range(self.machine.workers):
+                if worker in self.frozen and self.machine.alive(worker):
+                    self.die(worker)
+                self.a_worker_answers(worker, 100)
+                self.hear(worker, len(self.outboxes[worker]))
+            self.the_consumer_takes()
+        assert self.ended, "the run did not end"
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_tasks_go_to_workers_in_turn() -> None:
+    machine = make(3, 2)
+    machine.begin()
+    actions = fill(machine, list(range(9)))
+    assert [(a.worker, a.item.index) for a in actions] == [
+        (0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)
+    ]  # fmt: skip
+
+
+def test_a_replacement_is_asked_for_what_was_not_answered_and_nothing_else() -> None:
+    machine = make(1, 3)
+    machine.begin()
+    fill(machine, list(range(3)))
+    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(m.BatchReady(0, 0, 0, "zero"))
+    start, *dispatched = machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
+    assert start == m.Start(0, 1, answered=1, epoch=0, replica=1, exhausted=False)
+    assert [action.item.number for action in dispatched] == [1, 2]
+
+
+def test_an_idle_worker_that_dies_is_replaced_because_more_may_come() -> None:
+    machine = make(1, 1)
+    machine.begin()
+    fill(machine, [0])
+    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(m.BatchReady(0, 0, 0, "zero"))
+    actions = machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
+    assert [type(action) for action in actions] == [m.Start]
+
+
+def test_a_worker_with_nothing_left_to_do_is_not_replaced() -> None:
+    machine = make(1, 1)
+    machine.begin()
+    fill(machine, [0])
+    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(m.BatchReady(0, 0, 0, "zero"))
+    assert isinstance(machine.take(), m.Delivery)
+    fill(machine, [])
+    assert machine.handle(m.WorkerDied(0, 0, m.Death(1.0))) == []
+    assert machine.take() is m.END
+
+
+def test_more_deaths_than_allowed_end_it_after_the_finished_batches_are_delivered() -> None:
+    machine = make(1, 3, restarts=m.RestartPolicy(1, 10.0))
+    machine.begin()
+    fill(machine, [0, 1, 2])
+    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
+    machine.handle(m.WorkerReady(0, 1))
+    machine.handle(m.BatchReady(0, 1, 0, "zero"))
+    assert machine.handle(m.WorkerDied(0, 1, m.Death(2.0))) == []
+    first = machine.take()
+    assert isinstance(first, m.Delivery) and first.result == "zero"
+    failure = machine.take()
+    assert isinstance(failure, m.GaveUp)
+    assert failure.reason == "restart-limit" and len(failure.deaths) == 2
+
+
+def test_deaths_that_are_far_apart_do_not_add_up() -> None:
+    machine = make(1, 1, restarts=m.RestartPolicy(1, 10.0))
+    machine.begin()
+    fill(machine, [0])
+    for generation in range(20):
+        machine.handle(m.WorkerReady(0, generation))
+        death = m.Death(generation * 11.0)
+        assert machine.handle(m.WorkerDied(0, generation, death))
+    assert machine.failure is None
+
+
+def test_a_worker_that_never_gets_ready_is_given_up() -> None:
+    machine = make(1, 1)
+    machine.begin()
+    fill(machine, [0])
+    for generation in range(m.FAILED_STARTS - 1):
+        assert machine.handle(m.WorkerDied(0, generation, m.Death(0.0)))
+    assert machine.handle(m.WorkerDied(0, m.FAILED_STARTS - 1, m.Death(0.0))) == []
+    failure = machine.take()
+    assert isinstance(failure, m.GaveUp) and failure.reason == "cannot-start"
+
+
+@pytest.mark.parametrize(("outside", "needed"), [(False, 2), (True, 3)])
+def test_a_sample_that_kills_in_a_row_is_named_and_the_rest_goes_on(
+    outside: bool, needed: int
+) -> None:
+    machine = make(1, 2)
+    machine.begin()
+    fill(machine, [10, 11])
+    for generation in range(needed):
+        machine.handle(m.WorkerReady(0, generation))
+        death = m.Death(0.0, (0, 3), perhaps_from_outside=outside)
+        actions = machine.handle(m.WorkerDied(0, generation, death))
+    assert [a.item.number for a in actions if isinstance(a, m.Dispatch)] == [1]
+    delivery = machine.take()
+    assert isinstance(delivery, m.Delivery)
+    assert isinstance(delivery.result, m.Poisoned)
+    assert delivery.result.position == 3 and len(delivery.result.deaths) == needed
+
+
+def test_different_samples_are_not_blamed_for_each_other() -> None:
+    machine = make(1, 1)
+    machine.begin()
+    fill(machine, [0])
+    for generation in range(10):
+        machine.handle(m.WorkerReady(0, generation))
+        assert machine.handle(m.WorkerDied(0, generation, m.Death(0.0, (0, generation % 2))))
+    assert machine.take() is None
+
+
+def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
+    machine = make(1, 1)
+    machine.begin()
+    fill(machine, [0])
+    machine.handle(m.WorkerReady(0, 0))
+    assert machine.handle(m.WorkerStalled(0, 0, 100.0)) == [m.Dump(0, 0)]
+    assert machine.deadline() == 100.0 + m.KILL_AFTER
+    assert machine.handle(m.Ticked(100.1)) == []
+    assert machine.handle(m.Ticked(100.0 + m.KILL_AFTER)) == [m.Kill(0, 0)]
+    assert machine.handle(m.Ticked(100.0 + m.ABANDON_AFTER)) == [m.Abandon(0, 0)]
+
+
+def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:
+    machine = make(1, 1)
+    machine.begin()
+    fill(machine, [0])
+    machine.handle(m.WorkerReady(0, 0))
+    assert machine.patience(0, 5.0) == 5.0
+    machine.handle(m.WorkerStalled(0, 0, 1.0))
+    machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
+    assert machine.patience(0, 5.0) == 10.0
+    machine.handle(m.BatchReady(0, 1, 0, "zero"))
+    assert machine.patience(0, 5.0) == 5.0
+
+
+def test_replicas_that_end_drop_out_of_the_turn() -> None:
+    machine = make(2, 2, iterable=True)
+    machine.begin()
+    endless = [None] * 100
+    fill(machine, endless)
+    for worker in range(2):
+        machine.handle(m.WorkerReady(worker, 0))
+    machine.handle(m.ReplicaEnded(0, 0, 0))
+    fill(machine, endless)
+    for number in (1, 3, 4):
+        machine.handle(m.BatchReady(1, 0, number, number))
+    seen = []
+    while isinstance(delivery := machine.take(), m.Delivery):
+        seen.append(delivery.result)
+        actions = fill(machine, endless)
+        assert all(action.worker == 1 for action in actions)
+    assert seen == [1, 3, 4]
+
+
+def test_a_replica_cannot_go_past_a_sample_that_kills() -> None:
+    machine = make(1, 2, iterable=True)
+    machine.begin()
+    fill(machine, [None] * 2)
+    for generation in range(2):
+        machine.handle(m.WorkerReady(0, generation))
+        actions = machine.handle(m.WorkerDied(0, generation, m.Death(0.0, (0, 0))))
+    assert actions == []
+    delivery = machine.take()
+    assert isinstance(delivery, m.Delivery) and isinstance(delivery.result, m.Poisoned)
+    fill(machine, [None] * 2)
+    assert machine.take() is m.END

@@ -1,0 +1,82 @@
+"""Python scripts in a process of their own, for all that only the end of an interpreter can show."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.processes import alive, eventually
+
+HEADERS = {
+    "stock": "from torch.utils.data import DataLoader\n",
+    "holdfast": "from holdfast import DataLoader\n",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended. `left` are processes of its session that outlived it."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    left: frozenset[int]
+
+
+def run_script(which: str, body: str, *, seconds: float = 60.0, as_file: bool = False) -> Ended:
+    """Runs `body` after an import of the loader named by `which`; by `python -c`, or as a file when it has to be one.
+
+    A script that does not end within `seconds` is killed, and that is an error with its output in the text.
+    """
+    source = HEADERS[which] + textwrap.dedent(body)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", source]
+        if as_file:
+            file = Path(folder) / "script.py"
+            file.write_text(source)
+            command = [sys.executable, str(file)]
+        began = time.monotonic()
+        # Output goes to files: a worker left behind would keep a pipe open, and hide that the script itself has ended.
+        with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            took = time.monotonic() - began
+            eventually(lambda: not _session(process.pid), 3.0)
+            left = frozenset(_session(process.pid))
+            for pid in left | {process.pid}:
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+            out.seek(0)
+            err.seek(0)
+            ended = Ended(-1 if code is None else code, out.read(), err.read(), took, left)
+    if code is None:
+        raise AssertionError(f"the script did not end within {seconds} s\n{ended.out}\n{ended.err}")
+    return ended
+
+
+def _session(leader: int) -> set[int]:
+    """Living processes of the session that `leader` leads, without itself."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == leader:
+            continue
+        try:
+            fields = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] not in "ZX":
+            found.add(int(entry))
+    return found
