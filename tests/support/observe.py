@@ -196,7 +196,7 @@ def _run(
         try:
             batch = next(iterator)
         except StopIteration:
-            epoch.events.append(("end",))
+            epoch.events.append(("end", _next_after_the_end(iterator)))
             break
         except Exception as error:
             epoch.events.append(_refusal(error))
@@ -214,6 +214,15 @@ def _run(
         epoch.events.append(("consumer drew", random.random(), torch.rand(1).item(), np.random.rand()))
     del iterator
     epoch.random_after_epoch = random_state(generator)
+
+
+def _next_after_the_end(iterator: Any) -> Event:
+    try:
+        return ("batch", fingerprint(next(iterator)))
+    except StopIteration:
+        return ("end",)
+    except Exception as error:
+        return _refusal(error)
 
 
 def random_state(generator: torch.Generator | None = None) -> tuple[str, ...]:

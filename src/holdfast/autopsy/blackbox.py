@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BlackBoxes", "Note", "Recorder", "STEPS"]
+__all__ = ["STEPS", "BlackBoxes", "Note", "Recorder"]
 
 STEPS = ("start-up", "fetch", "collate", "send", "idle", "replay", "stop")
 START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
@@ -61,9 +61,7 @@ class BlackBoxes:
 
     def clear(self, worker: int) -> None:
         """Before a worker starts: forget what its predecessor noted (not its random states)."""
-        _NOTE.pack_into(
-            self._memory, worker * _REGION, _NOTHING, _NOTHING, START, monotonic()
-        )
+        _NOTE.pack_into(self._memory, worker * _REGION, _NOTHING, _NOTHING, START, monotonic())
 
     def note(self, worker: int) -> Note:
         task, position, step, since = _NOTE.unpack_from(self._memory, worker * _REGION)

@@ -41,7 +41,9 @@ class Incident:
     """When it was noticed, in seconds since the epoch."""
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} (pid {self.pid}) {self.what()}{self.where()}; {self.action}"
+        return (
+            f"worker {self.worker_id} (pid {self.pid}) {self.what()}{self.where()}; {self.action}"
+        )
 
     def what(self) -> str:
         """The death itself, in words."""

@@ -10,8 +10,8 @@ followed by the sample, the batch and the worker.
 
 from __future__ import annotations
 
+import builtins
 import pickle
-import sys
 import traceback
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,6 +22,9 @@ from torch._utils import KeyErrorMessage
 from holdfast.errors import UnusualExit, WorkerError
 
 __all__ = ["SampleRef", "describe", "rebuild"]
+
+
+_Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11 and later
 
 
 class SampleRef(NamedTuple):
@@ -73,8 +76,7 @@ def describe(error: BaseException, *, position: int | None, step: str) -> Failur
 def rebuild(failure: Failure, *, index: Any, batch: int, worker_id: int) -> BaseException:
     """In the main process: the exception to raise."""
     message = (
-        f"Caught {failure.name} in DataLoader worker process {worker_id}.\n"
-        f"Original {failure.text}"
+        f"Caught {failure.name} in DataLoader worker process {worker_id}.\nOriginal {failure.text}"
     )
     sample, words = _whereabouts(failure, index, batch, worker_id)
     message = f"{message}\nholdfast: {words}"
@@ -85,9 +87,7 @@ def rebuild(failure: Failure, *, index: Any, batch: int, worker_id: int) -> Base
     return error
 
 
-def _whereabouts(
-    failure: Failure, index: Any, batch: int, worker_id: int
-) -> tuple[SampleRef, str]:
+def _whereabouts(failure: Failure, index: Any, batch: int, worker_id: int) -> tuple[SampleRef, str]:
     position = failure.position
     several = isinstance(index, (list, tuple))
     sample = index
@@ -103,7 +103,8 @@ def _whereabouts(
         place = f"position {position} of {len(index)} in " if several else ""
         return ref, f"raised by sample {_short(sample)} ({place}batch {batch}, worker {worker_id})"
     doing = {"fetch": "loading", "collate": "collating", "send": "sending"}[failure.step]
-    return ref, f"raised while {doing} batch {batch} (samples {_short(index)}) in worker {worker_id}"
+    samples = f"samples {_short(index)}" if several else f"sample {_short(index)}"
+    return ref, f"raised while {doing} batch {batch} ({samples}) in worker {worker_id}"
 
 
 def _short(value: Any) -> str:
@@ -121,8 +122,9 @@ def _construct(
         return UnusualExit(message)
     if issubclass(kind, KeyError):
         message = KeyErrorMessage(message)  # KeyError prints the repr of its argument
-    if sys.version_info >= (3, 11) and isinstance(original, BaseExceptionGroup):
-        attempts: list[Any] = [lambda: kind(message, original.exceptions)]
+    members = getattr(original, "exceptions", None)
+    if _Group is not None and issubclass(kind, _Group) and members:
+        attempts: list[Any] = [lambda: kind(message, members)]
     elif getattr(kind, "message", None):
         attempts = [lambda: kind(message=message), lambda: kind(message)]  # type: ignore[call-arg]
     else:
@@ -154,7 +156,7 @@ def _stand_in(kind: type[BaseException], name: str, message: str) -> BaseExcepti
         "__reduce__": lambda self: (_stand_in, (kind, name, message)),
     }
     try:
-        stand_in = type(name, bases, body)
+        stand_in: Any = type(name, bases, body)
         error: BaseException = stand_in.__new__(stand_in, message)
         error.args = (message,)
     except Exception:
@@ -174,7 +176,7 @@ def _attach(
     for name, value in attributes.items():
         try:
             setattr(error, name, value)
-        except Exception:  # noqa: S112 - a read-only attribute of the user's class: it keeps its own
+        except Exception:  # a read-only attribute of the user's class keeps its own
             continue
     cause = _unpickled(failure.cause)
     if cause is not None:

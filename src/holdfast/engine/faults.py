@@ -5,7 +5,7 @@ Switched on by the environment variable ``HOLDFAST_FAULTS``, read when a worker 
     HOLDFAST_FAULTS="before-send:SIGKILL@worker=0,task=3,generation=0"
 
 Several faults are separated by ``;``. The action is a signal's name, ``exit=N``, ``hang`` or
-``raise``. The conditions ``worker``, ``task`` and ``generation`` (how often the worker was replaced)
+``raise``. The conditions ``worker``, ``task`` and ``generation`` (how often it was replaced)
 default to any worker, any task, generation 0; ``generation=any`` repeats for every replacement;
 ``chance=0.1,seed=7`` strikes at random. With the variable unset the points cost one comparison.
 """
@@ -84,10 +84,14 @@ def _parse_one(text: str) -> Fault:
     head, _, conditions = text.strip().partition("@")
     point, _, action = head.partition(":")
     if point not in POINTS:
-        raise ValueError(f"{VARIABLE}: no point {point!r} in {text!r}; there are {', '.join(POINTS)}")
+        raise ValueError(
+            f"{VARIABLE}: no point {point!r} in {text!r}; there are {', '.join(POINTS)}"
+        )
     known = action in ("hang", "raise") or action.startswith("exit=")
     if not known and action not in signal.Signals.__members__:
-        raise ValueError(f"{VARIABLE}: no action {action!r} in {text!r}; a signal, exit=N, hang, raise")
+        raise ValueError(
+            f"{VARIABLE}: no action {action!r} in {text!r}; a signal, exit=N, hang, raise"
+        )
     given = dict(part.split("=", 1) for part in conditions.split(",") if part)
     unknown = set(given) - {"worker", "task", "generation", "chance", "seed"}
     if unknown:

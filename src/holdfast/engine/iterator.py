@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data import _utils as torch_utils
+from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
@@ -29,13 +29,15 @@ from holdfast.engine import machine as m
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
-from holdfast.engine.pool import Broken, Failed, Pool, Refused, Stats, TimedOut, WorkerHandle
+from holdfast.engine.pool import Failed, Pool, Refused, Stats, TimedOut, WorkerHandle
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
 from holdfast.errors import WorkerError
 from holdfast.options import Options
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
+
+_pin: Callable[[Any, Any], Any] = torch_pin_memory.pin_memory
 
 
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
@@ -47,7 +49,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         stats.epochs += 1
 
     def _next_data(self) -> Any:
-        index = self._next_index()  # may raise StopIteration
+        index: Any = self._next_index()  # type: ignore[no-untyped-call]
         try:
             data = self._dataset_fetcher.fetch(index)
         except StopIteration as stop:
@@ -58,7 +60,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
                 "the collate function of a map-style dataset, it would have ended the epoch early"
             ) from stop
         if self._pin_memory:
-            data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
+            data = _pin(data, self._pin_memory_device)
         self._stats.batches += 1
         return data
 
@@ -142,13 +144,14 @@ class ProcessIterator(_BaseDataLoaderIter):
             self._pool.resume(self._shared_seed, self._next_index)
 
     def __next__(self) -> Any:
-        if torch.autograd._profiler_enabled():
+        if torch._C._autograd._profiler_enabled():
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
+        length: Any = self._IterableDataset_len_called
         if (
-            self._IterableDataset_len_called is not None
-            and self._num_yielded > self._IterableDataset_len_called
+            length is not None
+            and self._num_yielded > length
             and self._dataset_kind == _DatasetKind.Iterable
         ):
             self._warn_of_length()
@@ -195,11 +198,10 @@ class ProcessIterator(_BaseDataLoaderIter):
             )
         if isinstance(result, m.Poisoned):
             raise poisoned(result, list(self._pool.obituaries))
-        if isinstance(result, Broken):
-            raise result.error
+        data = result.unpack()
         if self._pin_memory:
-            return torch_utils.pin_memory.pin_memory(result, self._pin_memory_device)
-        return result
+            data = _pin(data, self._pin_memory_device)
+        return data
 
     def _shutdown_workers(self) -> None:
         self._pool.close()

@@ -459,7 +459,8 @@ class Machine:
         if event.generation != seat.generation:
             return []
         task = self._answered(seat)
-        assert isinstance(task, Task) and task.number == event.task, (task, event)
+        assert isinstance(task, Task), event
+        assert task.number == event.task, (task, event)
         self._finish(task, event.result)
         return []
 
@@ -488,7 +489,8 @@ class Machine:
 
     def _replica_ended(self, seat: _Seat, number: int) -> None:
         task = self._answered(seat)
-        assert isinstance(task, Task) and task.number == number, (task, number)
+        assert isinstance(task, Task), number
+        assert task.number == number, (task, number)
         if task.epoch == self.epoch:
             self.outstanding -= 1
         self._close_replica(seat)

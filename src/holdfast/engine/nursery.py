@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker, spawn, util
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -129,14 +129,14 @@ class Nursery:
         fds = (theirs.fileno(), trainer, blackboxes, payload.fd)
         command = [
             spawn.get_executable(),
-            *util._args_from_interpreter_flags(),
+            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             "-c",
             _SPAWNED.format(payload=payload.fd, fds=fds),
         ]
         # Signals wait until the child has learned to ignore them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
-            child = subprocess.Popen(  # noqa: S603 - our own interpreter
+            child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*fds, *payload.fds),
@@ -308,9 +308,7 @@ class _Nurse:
                 os.close(self.trainer)
                 for pidfd in self.children:
                     os.close(pidfd)
-                status = _bootstrap(
-                    worker, lambda: deliver(setup, channel, arena, nursery)
-                )
+                status = _bootstrap(worker, lambda: deliver(setup, channel, arena, nursery))
             finally:
                 os._exit(status)
         for fd in fds:
@@ -408,13 +406,14 @@ class _Popen:
 
 def spawn_payload(blueprint: Any, start_method: str) -> Payload:
     """Pickle what a spawned nursery needs. Raises what pickling raises."""
-    popen = _Popen()
+    popen: Any = _Popen()
     fd = os.memfd_create("holdfast-blueprint")
     before = get_spawning_popen()
     set_spawning_popen(popen)
     try:
         preparation: Any = spawn.get_preparation_data("Process-1")
         preparation["start_method"] = start_method
+        resource_tracker.ensure_running()
         tracker = popen.duplicate_for_child(resource_tracker.getfd())
         with open(fd, "wb", closefd=False) as file:
             pickle.dump((list(sys.path), tracker), file)

@@ -69,13 +69,6 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A batch that could not be put together again in this process."""
-
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """A worker could not begin: the main module or the blueprint did not load."""
 
@@ -199,6 +192,8 @@ class Pool:
                 self.stats.wait_seconds += waited
             if isinstance(taken, m.Delivery):
                 self.stats.batches += 1
+                if isinstance(taken.result, codec.Parcel):
+                    self.stats.bytes += taken.result.nbytes
                 self._draw(draw)
             return taken
 
@@ -243,13 +238,11 @@ class Pool:
 
     def close(self) -> None:
         """End the workers and let go of everything but the batches the consumer keeps."""
-        if os.getpid() != self.owner or self.closed:
+        if os.getpid() != self.owner or self._closing:
             return
         self._closing = True
         os.eventfd_write(self._wake, 1)  # wakes whoever waits with the lock in hand
         with self._lock:
-            if self.closed:
-                return
             self.closed = True
             self.machine.stop()
             _pools.discard(self)
@@ -278,11 +271,11 @@ class Pool:
 
     # -- watching -------------------------------------------------------------------------
 
-    def look(self) -> float:
+    def look(self) -> float | None:
         """One look of the watch: deal with what has happened; seconds until the next look."""
         with self._lock:
-            if self.closed:
-                return 0.0
+            if self._closing:
+                return None
             self._pump(0)
             return self._interval()
 
@@ -301,7 +294,9 @@ class Pool:
 
     def _check(self) -> None:
         if self._closing:
-            raise LoaderClosed("this iterator was closed or interrupted; iter(loader) makes a new one")
+            raise LoaderClosed(
+                "this iterator was closed or interrupted; iter(loader) makes a new one"
+            )
 
     def _draw(self, draw: Callable[[], Any]) -> None:
         while self.machine.draws_due > 0:
@@ -389,9 +384,11 @@ class Pool:
             if kind == BATCH:
                 if content > 13:
                     place.dataset_state = message[13:content]
-                event = m.BatchReady(worker, generation, number, self._decode(place, message[content:]))
+                parcel = codec.receive(memoryview(message)[content:], place.window)
+                event = m.BatchReady(worker, generation, number, parcel)
             elif kind == ERROR:
-                event = m.BatchReady(worker, generation, number, Failed(pickle.loads(message[content:])))
+                failed = Failed(pickle.loads(message[content:]))
+                event = m.BatchReady(worker, generation, number, failed)
             elif kind == ENDED:
                 event = m.ReplicaEnded(worker, generation, number)
             else:
@@ -400,12 +397,6 @@ class Pool:
                 place.dataset_state = None
                 event = m.Resumed(worker, generation)
         self._carry_out(machine.handle(event))
-
-    def _decode(self, place: _Place, frame: bytes) -> Any:
-        try:
-            return codec.decode(frame, place.window)
-        except Exception as error:  # a user's class that does not unpickle: next() raises it
-            return Broken(error)
 
     # -- deaths ---------------------------------------------------------------------------
 
@@ -675,17 +666,16 @@ def sample_at(index: Any, position: int | None) -> Any:
 
 def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
     """The watch: it must not keep the pool alive, and holds no lock while it waits."""
-    wait = 0.0
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     watched: tuple[int, int] = (-1, -1)
     while True:
         pool = pool_ref()
-        if pool is None or pool.closed:
+        if pool is None:
             return
         try:
             wait = pool.look()
-            if pool.closed:
+            if wait is None:
                 return
             if pool.watched() != watched:
                 for fd in watched:

@@ -41,7 +41,7 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
     seed = base_seed + worker_id
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(_generate_state(base_seed, worker_id))
+    np.random.seed(_generate_state(base_seed, worker_id))  # type: ignore[no-untyped-call]
     return seed
 
 
@@ -93,7 +93,7 @@ class Randomness:
     @staticmethod
     def _python_memory() -> Bytes | None:
         """The twister inside `random`'s own generator, if it lies where we expect it."""
-        instance = random._inst  # type: ignore[attr-defined]
+        instance = random._inst
         header = object.__basicsize__
         if type(instance).__basicsize__ < header + _TWISTER:
             return None
@@ -103,7 +103,7 @@ class Randomness:
         return memory if (*words[1:].tolist(), int(words[0])) == state else None
 
     def _numpy_memory(self) -> Bytes | None:
-        generator = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+        generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
             self._generator, self._numpy, self._numpy_last = generator, None, b""
             if type(generator) is np.random.MT19937:

@@ -51,14 +51,16 @@ def poisoned(verdict: m.Poisoned, obituaries: Sequence[Incident]) -> PoisonSampl
     ][-len(verdict.deaths) :]
     sample = sample_at(task.index, position)
     name = f"sample {sample!r}" if sample is not None else "a sample"
-    where = f"batch {task.number}" if position is None else f"position {position} of batch {task.number}"
+    where = f"batch {task.number}"
+    if position is not None:
+        where = f"position {position} of {where}"
     pids = ", ".join(str(one.pid) for one in deaths)
     error = PoisonSample(
         f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {name} ({where}) ended "
         f"{len(verdict.deaths)} workers in a row.\n"
         + _list(deaths)
-        + f"\nWhat to do: load dataset[{sample!r}] by itself in a separate Python process to see it "
-        "fail, then mend or leave out that sample."
+        + f"\nWhat to do: load dataset[{sample!r}] by itself in a separate Python process to see "
+        "it fail, then mend or leave out that sample."
     )
     error.sample = sample  # type: ignore[attr-defined]
     return error
@@ -71,7 +73,7 @@ def cannot_start(refused: Refused) -> WorkerStartError:
     if "bootstrapping phase" in failure.text:
         advice = (
             "\nWhat to do: the start method imports your main script again in every worker. Put "
-            "what the script does under\n\n    if __name__ == \"__main__\":\n        main()\n"
+            'what the script does under\n\n    if __name__ == "__main__":\n        main()\n'
         )
     elif "Can't get attribute" in failure.text:
         advice = (

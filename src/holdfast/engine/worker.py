@@ -184,7 +184,7 @@ class _Worker:
     # -- becoming torch's worker ----------------------------------------------------------
 
     def _become(self) -> None:
-        torch.multiprocessing._set_thread_name("pt_data_worker")  # type: ignore[attr-defined]
+        torch.multiprocessing._set_thread_name("pt_data_worker")
         torch.set_num_threads(1)
         worker, blueprint = self.setup.worker, self.blueprint
         seed = seed_worker(blueprint.base_seed, worker)
@@ -247,7 +247,7 @@ class _Worker:
             except StopIteration:
                 self.exhausted = True
                 return
-            except Exception:  # noqa: S112 - it was delivered as an error the first time
+            except Exception:  # it was delivered as an error the first time
                 continue
 
     # -- items ----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from torch.utils.hooks import warn_if_has_hooks
 
 from .arena import Arena, Block, Bytes, Window
 
-__all__ = ["SMALL", "Parcel", "decode", "encode", "receive"]
+__all__ = ["AS_NUMPY", "SMALL", "Parcel", "decode", "encode", "receive"]
 
 SMALL = 16 << 10
 """Spans below this travel in the frame (up to this much in all); larger ones get a block each."""
@@ -51,23 +51,23 @@ _DTYPES: list[torch.dtype] = sorted(
     {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}, key=str
 )
 _CODES = {dtype: code << 2 for code, dtype in enumerate(_DTYPES)}
-_AS_NUMPY: dict[torch.dtype, Any] = {
-    torch.bool: np.bool_,
-    torch.uint8: np.uint8,
-    torch.uint16: np.uint16,
-    torch.uint32: np.uint32,
-    torch.uint64: np.uint64,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.complex64: np.complex64,
-    torch.complex128: np.complex128,
+AS_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
 }
-_NUMPY_DTYPES = [np.dtype(_AS_NUMPY[dtype]) if dtype in _AS_NUMPY else None for dtype in _DTYPES]
+_NUMPY_DTYPES = [AS_NUMPY.get(dtype) for dtype in _DTYPES]
 
 # What an entry of the table says in its first field: for a tensor its dtype and these two bits ...
 _REQUIRES_GRAD, _SHARED = 1, 2
@@ -163,7 +163,9 @@ class _Pickler(ForkingPickler):
             return self._reduce_array(thing)
         if kind is torch.UntypedStorage and thing.device.type == "cpu":
             self.spans.add_storage(thing)
-            return _taken_out, (_MARK,)  # a new tuple: pickle would write a known one as a reference
+            return _taken_out, (
+                _MARK,
+            )  # a new tuple: pickle would write a known one as a reference
         if kind is torch.nn.Parameter:
             return _parameter, (thing.detach(), thing.requires_grad, thing.__dict__ or None)
         return NotImplemented

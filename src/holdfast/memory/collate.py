@@ -13,6 +13,7 @@ and stacked in the ordinary way, so that results and errors are those of ``defau
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,18 +23,20 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from .arena import Arena, Bytes
-from .codec import SMALL
+from .codec import AS_NUMPY, SMALL
 
 __all__ = ["PLACED", "Placement", "install"]
 
 PLACED = 64 << 10
 """Tensors and arrays from this size on are worth a copy of their own."""
 DEPTH = 4
-"""How deep in a sample they are looked for."""
+WIDTH = 64
+"""How deep in a sample they are looked for, and in containers of how many items."""
 
 _Tensors = list[torch.Tensor]
 _torch_stack: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
-_sparse = {
+_ARRAY_DTYPES = frozenset(AS_NUMPY.values())
+_SPARSE = {
     torch.sparse_coo,
     torch.sparse_csr,
     torch.sparse_bsr,
@@ -61,9 +64,9 @@ class _Stack:
 
     def __call__(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
         first = batch[0]
-        if first.is_nested or first.layout in _sparse:
+        if first.is_nested or first.layout in _SPARSE:
             return _torch_stack(batch, collate_fn_map=collate_fn_map)  # raises
-        if type(first) is torch.Tensor and first.is_cpu:
+        if type(first) is torch.Tensor and first.is_cpu and not first.is_quantized:
             placed = _placed(batch, first)
             if placed is not None:
                 return placed
@@ -90,41 +93,188 @@ class _Stack:
             untyped = torch.from_numpy(block.array).untyped_storage()
         else:
             untyped = torch.UntypedStorage(nbytes, device=first.device)  # type: ignore[no-untyped-call]
-        storage = torch.TypedStorage(wrap_storage=untyped, dtype=first.dtype, _internal=True)
+        storage = torch.TypedStorage(  # type: ignore[no-untyped-call]
+            wrap_storage=untyped, dtype=first.dtype, _internal=True
+        )
         room: torch.Tensor = first.new(storage).resize_(length, *first.size())
         return room
 
 
-def _tensor(array: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the first bytes of the array: no view, with a storage of just its size."""
-    count = math.prod(shape)
-    return torch.frombuffer(array, dtype=dtype, count=count).resize_(shape)
+def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype, at: int = 0) -> torch.Tensor:
+    """A tensor on a part of the memory: no view, with a storage of just its size."""
+    numpy_dtype = AS_NUMPY.get(dtype)
+    if numpy_dtype is not None:
+        return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory, at))
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=at).resize_(shape)
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether ``default_collate`` would take the leaf as it takes its copy."""
+    if isinstance(leaf, torch.Tensor):
+        return (
+            leaf.is_cpu
+            and leaf.layout is torch.strided
+            and not (leaf.requires_grad or leaf.is_nested or leaf.is_quantized)
+        )
+    # torch refuses negative strides, and strides that are no whole number of elements.
+    width = leaf.itemsize
+    return leaf.dtype in _ARRAY_DTYPES and all(
+        step >= 0 and step % width == 0 for step in leaf.strides
+    )
 
 
 class _Column:
     """One leaf of all samples of a batch: the rows 0, 1, 2, ... of one block."""
 
-    def __init__(self, array: Bytes, leaf: Any) -> None:
-        self.is_array = isinstance(leaf, np.ndarray)
-        self.shape = tuple(leaf.shape)
+    def __init__(self, memory: Bytes, leaf: Any) -> None:
+        self.kind = type(leaf)
+        self.shape = leaf.shape
         self.dtype = leaf.dtype
         self.nbytes: int = leaf.nbytes
-        self.memory: Bytes | None = array
-        self.address: int = array.__array_interface__["data"][0]
+        self.address: int = memory.__array_interface__["data"][0]
+        self.memory: Bytes | None = memory
+        self.rows: list[Any] = []
 
     def put(self, row: int, leaf: Any) -> Any:
         """The leaf's copy in its row; the leaf itself if it is not like the first."""
+        memory = self.memory
         if (
-            self.memory is None
-            or type(leaf) is not (np.ndarray if self.is_array else torch.Tensor)
+            memory is None
+            or type(leaf) is not self.kind
             or leaf.dtype != self.dtype
-            or tuple(leaf.shape) != self.shape
+            or leaf.shape != self.shape
             or not _is_plain(leaf)
         ):
             return leaf
-        at = row * self.nbytes
-        if self.is_array:
-            copy: np.ndarray[Any, Any] = np.ndarray(self.shape, self.dtype, self.memory, at)
+        copy: Any
+        if self.kind is np.ndarray:
+            copy = np.ndarray(self.shape, self.dtype, memory, row * self.nbytes)
             np.copyto(copy, leaf)
-            return copy
-        return _tensor(self.memory[at : at + self.nbytes], self.shape, self.dtype).copy_(leaf)
+        else:
+            copy = _tensor(memory, self.shape, self.dtype, row * self.nbytes).copy_(leaf)
+            self.rows.append(copy)
+        return copy
+
+    def whole(self, batch: _Tensors) -> torch.Tensor | None:
+        """The rows as one tensor, if the batch is these rows in this order. Only once."""
+        memory, rows = self.memory, self.rows
+        if memory is None:
+            return None
+        if self.kind is np.ndarray:
+            mine = all(self._is_row(row, tensor) for row, tensor in enumerate(batch))
+        else:
+            mine = len(batch) <= len(rows) and all(map(operator.is_, batch, rows))
+        if not mine:
+            return None
+        self.memory, self.rows = None, []
+        return _tensor(memory, (len(batch), *self.shape), batch[0].dtype)
+
+    def _is_row(self, row: int, tensor: torch.Tensor) -> bool:
+        # torch has made a tensor of the array meanwhile, so there is no identity to go by.
+        return (
+            type(tensor) is torch.Tensor
+            and tensor.data_ptr() == self.address + row * self.nbytes
+            and tensor.nbytes == self.nbytes
+            and tensor.shape == self.shape
+            and tensor.is_contiguous()
+        )
+
+
+class Placement:
+    """One batch on its way: hand it each sample as it is fetched, collate what it returns.
+
+    Only for batches that ``default_collate`` will collate; user code must not see the rows.
+    """
+
+    __slots__ = ("__weakref__", "_arena", "_plan", "_row", "_size", "columns")
+
+    def __init__(self, arena: Arena, size: int) -> None:
+        self.columns: dict[int, _Column] = {}
+        self._arena = arena
+        self._size = size
+        self._row = 0
+        self._plan: Any = None
+
+    def place(self, sample: Any) -> Any:
+        """The sample, with its large leaves replaced by their copies in the batch."""
+        row = self._row
+        self._row = row + 1
+        if row == 0:
+            self._plan = self._plan_for(sample, DEPTH)
+            if self._plan is not None:
+                _remember(self)
+        if self._plan is None or row >= self._size:
+            return sample
+        return _put(self._plan, row, sample)
+
+    def _plan_for(self, thing: Any, depth: int) -> Any:
+        """What to do with each sample: a column for a leaf, (type, parts) for a container that
+        has such leaves inside, None for all else."""
+        kind = type(thing)
+        if kind is torch.Tensor or kind is np.ndarray:
+            return self._column(thing)
+        if depth == 0:
+            return None
+        items: Any
+        if kind is dict:
+            items = thing.items()
+        elif kind is tuple or kind is list or _is_namedtuple(kind):
+            items = enumerate(thing)
+        else:
+            return None
+        if len(thing) > WIDTH:
+            return None
+        parts = [(key, self._plan_for(value, depth - 1)) for key, value in items]
+        parts = [(key, plan) for key, plan in parts if plan is not None]
+        return (kind, len(thing), parts) if parts else None
+
+    def _column(self, leaf: Any) -> _Column | None:
+        if leaf.nbytes < PLACED or not _is_plain(leaf):
+            return None
+        block = self._arena.take(self._size * leaf.nbytes)
+        if block is None:
+            return None
+        column = _Column(block.array, leaf)
+        self.columns[column.address] = column
+        return column
+
+
+def _is_namedtuple(kind: type) -> bool:
+    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
+
+
+def _put(plan: Any, row: int, thing: Any) -> Any:
+    if isinstance(plan, _Column):
+        return plan.put(row, thing)
+    kind, length, parts = plan
+    if type(thing) is not kind or len(thing) != length:
+        return thing
+    if kind is dict:
+        changed: Any = thing.copy()
+        for key, part in parts:
+            if key in changed:
+                changed[key] = _put(part, row, changed[key])
+        return changed
+    changed = list(thing)
+    for key, part in parts:
+        changed[key] = _put(part, row, changed[key])
+    if kind is list:
+        return changed
+    return tuple(changed) if kind is tuple else kind._make(changed)
+
+
+# The placement whose rows may come by. A weak reference, so that nothing is kept for it.
+_current: Callable[[], Placement | None] = lambda: None  # noqa: E731
+
+
+def _remember(placement: Placement) -> None:
+    global _current
+    _current = weakref.ref(placement)
+
+
+def _placed(batch: _Tensors, first: torch.Tensor) -> torch.Tensor | None:
+    placement = _current()
+    if placement is None:
+        return None
+    column = placement.columns.get(first.data_ptr())
+    return None if column is None else column.whole(batch)

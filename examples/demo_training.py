@@ -1,0 +1,207 @@
+"""The training run of the demo, an ordinary script: a small network learns to tell shapes apart.
+
+`demo.py` starts it with the loader to use. It reports what it does on standard output, one JSON
+object per line, and dies of an error like any other script.
+
+Loading a sample draws from the random state of `torch`, `random` and `numpy` in its worker, as
+augmentations do. So the final loss depends on every random number that every worker draws, and a
+worker that is replaced must go on exactly where its predecessor was to arrive at the same loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, get_worker_info
+
+from demo_run import BATCHES, EPOCHS, STALL_TIMEOUT, WORKERS
+
+SIZE = 32  # pixels each way
+BATCH_SIZE = 32
+READ_SECONDS = 0.003  # what fetching one picture from a network disk may take
+HELD_OUT = range(1_000_000, 1_000_256)  # pictures that are never trained on
+Sample = tuple[Tensor, int]
+
+
+def report(event: str, **details: Any) -> None:
+    """Write one line in one piece: workers write into the same pipe."""
+    line = json.dumps({"event": event, "time": time.monotonic(), **details})
+    os.write(sys.__stdout__.fileno(), line.encode() + b"\n")
+
+
+# -- data ---------------------------------------------------------------------------------
+
+
+class Shapes(Dataset[Sample]):
+    """Pictures of a disc, a ring, a square or a cross; some of them bring their worker down."""
+
+    def __init__(self, faults: Path | None) -> None:
+        self.faults = faults
+
+    def __len__(self) -> int:
+        return BATCHES * BATCH_SIZE
+
+    def __getitem__(self, index: int) -> Sample:
+        time.sleep(READ_SECONDS)
+        if self.faults is not None:
+            suffer(self.faults, index)
+        image, label = draw(index)
+        if random.random() < 0.5:
+            image = image.flip(-1)
+        gain = float(np.random.uniform(0.5, 1.5))
+        return image * gain + 0.6 * torch.randn(image.shape), label
+
+
+def draw(index: int) -> Sample:
+    """Picture number `index`, always the same."""
+    rng = np.random.default_rng(index)
+    label = int(rng.integers(4))
+    y, x = np.mgrid[:SIZE, :SIZE] - rng.uniform(10, SIZE - 10, size=(2, 1, 1))
+    radius, far = rng.uniform(5, 9), np.maximum(abs(x), abs(y))
+    inside = (
+        np.hypot(x, y) < radius,
+        abs(np.hypot(x, y) - radius) < 2,
+        far < radius,
+        (far < radius) & (np.minimum(abs(x), abs(y)) < 2),
+    )[label]
+    return torch.from_numpy(inside.astype(np.float32))[None], label
+
+
+# -- faults -------------------------------------------------------------------------------
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def hang() -> None:
+    threading.Event().wait()  # for what nobody will ever set
+
+
+def suffer(folder: Path, sample: int) -> None:
+    """Whoever removes a token from the folder suffers what it says; the next time all is well."""
+    for fault in (segfault, hang):
+        try:
+            (folder / fault.__name__).unlink()
+        except FileNotFoundError:
+            continue
+        info = get_worker_info()
+        report("fault", fault=fault.__name__, worker=info.id, pid=os.getpid(), sample=sample)
+        fault()
+
+
+# -- training -----------------------------------------------------------------------------
+
+
+def present(worker: int) -> None:
+    """As `worker_init_fn`: tell the demo whom it may kill."""
+    report("worker", worker=worker, pid=os.getpid())
+
+
+def make_loader(which: str, dataset: Shapes) -> Any:
+    options: dict[str, Any] = {}
+    if which == "torch":
+        from torch.utils.data import DataLoader
+    else:
+        from holdfast import DataLoader
+
+        # The defaults (300 s, five restarts a minute per worker) are meant for longer runs.
+        options = {"stall_timeout": STALL_TIMEOUT, "max_restarts": None}
+    return DataLoader(
+        dataset,
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        num_workers=WORKERS,
+        persistent_workers=True,
+        worker_init_fn=present,
+        **options,
+    )
+
+
+def batches(loader: Any) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """All epochs, one batch after the other; incidents are reported before the batch they delay."""
+    told = 0
+    for epoch in range(EPOCHS):
+        for number, (images, labels) in enumerate(loader):
+            arrived = time.monotonic()
+            incidents = getattr(loader, "incidents", ())
+            for incident in incidents[told:]:
+                tell(incident)
+            told = len(incidents)
+            report("batch", epoch=epoch, batch=number, arrived=arrived)
+            yield epoch, number, images, labels
+
+
+def tell(incident: Any) -> None:
+    report(
+        "incident",
+        cause=incident.cause,
+        worker=incident.worker_id,
+        pid=incident.pid,
+        batch=incident.batch,
+        sample=incident.sample,
+        step=incident.step,
+        action=incident.action,
+        stack=incident.stack[:2000],
+        noticed=time.monotonic() - (time.time() - incident.time),
+        words=str(incident),
+    )
+
+
+def train(loader: Any, model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _, _, images, labels in batches(loader):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        report("loss", loss=loss.item().hex())
+
+
+def examine(model: nn.Module) -> None:
+    """The loss on pictures the model has not seen: the figure the runs are compared by."""
+    pictures = [draw(index) for index in HELD_OUT]
+    labels = torch.tensor([label for _, label in pictures])
+    with torch.no_grad():
+        answers = model(torch.stack([image for image, _ in pictures]))
+    right = (answers.argmax(1) == labels).float().mean().item()
+    report("end", loss=cross_entropy(answers, labels).item().hex(), accuracy=right)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("loader", choices=("torch", "holdfast"))
+    arguments.add_argument("--faults", type=Path, help="folder in which tokens for faults appear")
+    given = arguments.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are meant; no core files
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(7)
+    report("begin")
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * (SIZE // 4) ** 2, 4)),
+    )
+    loader = make_loader(given.loader, Shapes(given.faults))
+    train(loader, model)
+    examine(model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Calls of next() that may fail, without leaving a traceback that holds the iterator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def error_of_next(iterator: Any) -> Exception:
+    """The exception that next() raises now; it is an AssertionError if there is none.
+
+    Its traceback is cut off: kept, it would put the iterator into a reference cycle, and torch then
+    waits 5 s for each worker when the cycle is collected.
+    """
+    try:
+        got = next(iterator)
+    except Exception as error:
+        error.__traceback__ = None
+        return error
+    raise AssertionError(f"no error, but {got!r}")
+
+
+def outcomes(iterator: Any, limit: int = 1000) -> list[Any]:
+    """Batches and exceptions, as they come, until the end."""
+    found: list[Any] = []
+    while len(found) < limit:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            error.__traceback__ = None
+            found.append(error)
+    raise AssertionError(f"no end after {limit} calls of next()")
