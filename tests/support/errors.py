@@ -14,8 +14,7 @@ def error_of_next(iterator: Any) -> Exception:
     try:
         got = next(iterator)
     except Exception as error:
-        error.__traceback__ = None
-        return error
+        return error.with_traceback(None)
     raise AssertionError(f"no error, but {got!r}")
 
 
@@ -28,6 +27,5 @@ def outcomes(iterator: Any, limit: int = 1000) -> list[Any]:
         except StopIteration:
             return found
         except Exception as error:
-            error.__traceback__ = None
-            found.append(error)
+            found.append(error.with_traceback(None))
     raise AssertionError(f"no end after {limit} calls of next()")

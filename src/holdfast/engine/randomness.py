@@ -19,6 +19,7 @@ import struct
 from typing import Any
 
 import numpy as np
+import numpy.random  # here, and not first in every worker: NumPy loads it lazily
 import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.worker import _generate_state

@@ -1,0 +1,305 @@
+"""Ctrl-C and SIGTERM reach the whole process group: trainer, nursery and workers alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.lifecycle.trainer import Stage
+
+pytestmark = pytest.mark.timeout(90, method="thread")
+
+
+def assert_one_traceback(err: str) -> None:
+    assert err.count("Traceback (most recent call last)") == 1, err
+    assert err.rstrip().endswith("KeyboardInterrupt"), err
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("where", ["next", "body"])
+def test_ctrl_c_gives_one_traceback_and_the_workers_are_gone(
+    stage: Stage, where: str, persistent: bool
+) -> None:
+    """In the loop's body the workers are idle or at work; in next() the trainer waits for one that never answers."""
+    at = 4 if where == "next" else 1000
+    trainer = stage.start(
+        f"""
+        loader = DataLoader(Troubled("sleep", at={at}), num_workers=2, persistent_workers={persistent})
+        for number, batch in enumerate(loader):
+            if number == 3:
+                say("ready")
+                if {where!r} == "body":
+                    time.sleep(3600)
+        """
+    )
+    trainer.expect("ready")
+    if where == "next":
+        trainer.expect("trouble", times=2)
+    trainer.signal_group(signal.SIGINT)
+    ended = trainer.wait()
+    assert ended.code == -signal.SIGINT  # as Python ends after an interrupt nobody caught
+    assert not ended.left
+    assert_one_traceback(ended.err)
+
+
+def test_ctrl_c_typed_on_a_terminal_gives_one_traceback_and_the_workers_are_gone(stage: Stage) -> None:
+    trainer = stage.start_fresh(
+        """
+        for batch in DataLoader(Troubled("sleep", at=4), num_workers=2):
+            say("batch")
+        """,
+        terminal=True,
+    )
+    trainer.expect("trouble", times=2, seconds=60)
+    trainer.expect("batch", times=4)
+    trainer.type_in(b"\x03")
+    ended = trainer.wait()
+    assert ended.code == -signal.SIGINT
+    assert not ended.left
+    assert_one_traceback(ended.err)
+
+
+def test_a_terminal_that_is_closed_leaves_nobody_behind(stage: Stage) -> None:
+    """SIGHUP ends the trainer; its workers ignore it and must go all the same."""
+    trainer = stage.start_fresh(
+        """
+        for batch in DataLoader(Troubled("sleep", at=4), num_workers=2):
+            say("batch")
+        """,
+        terminal=True,
+    )
+    trainer.expect("trouble", times=2, seconds=60)
+    trainer.hang_up()
+    ended = trainer.wait()
+    assert ended.code == -signal.SIGHUP
+    assert not ended.left
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ctrl_c_under_other_start_methods_gives_one_traceback(stage: Stage, method: str) -> None:
+    trainer = stage.start_fresh(
+        f"""
+        for batch in DataLoader(Troubled("sleep", at=2), num_workers=1, multiprocessing_context={method!r}):
+            say("batch")
+        """
+    )
+    trainer.expect("trouble", seconds=60)
+    trainer.expect("batch", times=2)
+    trainer.signal_group(signal.SIGINT)
+    ended = trainer.wait()
+    assert ended.code == -signal.SIGINT
+    assert not ended.left
+    assert_one_traceback(ended.err)
+
+
+def test_ctrl_c_while_a_spawned_nursery_starts_gives_one_traceback(stage: Stage) -> None:
+    trainer = stage.start_fresh(
+        """
+        loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+        iterator = iter(loader)
+        say("started")
+        next(iterator)
+        time.sleep(3600)
+        """
+    )
+    trainer.expect("started", seconds=60)
+    trainer.signal_group(signal.SIGINT)
+    ended = trainer.wait()
+    assert ended.code == -signal.SIGINT
+    assert not ended.left
+    assert_one_traceback(ended.err)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("where", ["next", "body"])
+def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persistent: bool) -> None:
+    """As in a notebook: the loader stays, its iterator may stay in the traceback, the next cell iterates again."""
+    trainer = stage.start(
+        f"""
+        class Twice(Numbers):
+            def __getitem__(self, index):
+                if {where!r} == "next" and index >= 4 and not os.path.exists("calm"):
+                    get_into("sleep")
+                return index
+
+        os.chdir({str(stage.folder)!r})
+        loader = DataLoader(Twice(10), num_workers=2, persistent_workers={persistent})
+        try:
+            for number, batch in enumerate(loader):
+                if number == 3:
+                    say("ready")
+                    if {where!r} == "body":
+                        time.sleep(3600)
+        except KeyboardInterrupt as error:
+            kept = error
+            open("calm", "w").close()
+        for _ in range(2):
+            say("again", *(batch.item() for batch in loader))
+        mark()
+        """
+    )
+    trainer.expect("ready")
+    if where == "next":
+        trainer.expect("trouble", times=2)
+    trainer.signal_group(signal.SIGINT)
+    ended = trainer.wait()
+    assert ended.err == ""
+    assert ended.values("again") == ["0 1 2 3 4 5 6 7 8 9"] * 2
+    assert ended.code == 0
+    assert not ended.left
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
+    stage: Stage, persistent: bool
+) -> None:
+    seed = int.from_bytes(os.urandom(2), "little")
+    print("seed", seed)
+    script = f"""
+        import random
+
+        def ring(number, frame):
+            raise KeyboardInterrupt
+
+        def open_files():
+            return len(os.listdir("/proc/self/fd"))
+
+        signal.signal(signal.SIGALRM, ring)
+        random.seed({seed})
+        loader = DataLoader(Numbers(40), num_workers=2, persistent_workers={persistent})
+        expected = list(range(40))
+        assert [batch.item() for batch in loader] == expected
+        loader.close()
+        before = open_files()
+        interrupted = 0
+        while interrupted < 40:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.04))
+                while True:
+                    for batch in loader:
+                        pass
+            except KeyboardInterrupt:
+                interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        say("stream", [batch.item() for batch in loader] == expected)
+        loader.close()
+        gc.collect()
+        children = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
+        say("children", len(children))
+        say("descriptors", open_files() - before)
+        """
+    ended = stage.run(script, seconds=60)
+    assert ended.err == ""
+    assert ended.code == 0
+    assert ended.values("stream") == ["True"]
+    assert ended.values("children") == ["0"]  # zombies are children too
+    assert ended.values("descriptors") == ["0"]
+    assert not ended.left
+
+
+def test_sigterm_to_the_whole_group_leaves_the_workers_working_until_the_trainer_says_stop(
+    stage: Stage,
+) -> None:
+    """A scheduler's preemption: the trainer wants to reach the end of its epoch and write a checkpoint."""
+    trainer = stage.start(
+        """
+        told = []
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+        loader = DataLoader(Numbers(10**6), num_workers=2)
+        after = 0
+        for batch in loader:
+            if not told:
+                say("batch")
+                time.sleep(0.01)
+            else:
+                after += 1
+                if after == 500:
+                    break
+        say("after", after, "incidents", len(loader.incidents))
+        mark()
+        """
+    )
+    trainer.expect("batch", times=3)
+    trainer.signal_group(signal.SIGTERM)
+    ended = trainer.wait()
+    assert ended.values("after") == ["500 incidents 0"]
+    assert ended.code == 0
+    assert ended.err == ""
+    assert not ended.left
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_sigterm_to_the_whole_group_is_ignored_by_workers_of_other_start_methods(
+    stage: Stage, method: str
+) -> None:
+    trainer = stage.start_fresh(
+        f"""
+        told = []
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+        loader = DataLoader(Numbers(10**6), num_workers=1, multiprocessing_context={method!r})
+        iterator = iter(loader)
+        say("started")  # also a nursery that has not yet come to its first line must not die of it
+        while not told:
+            time.sleep(0.01)
+        for _ in range(100):
+            next(iterator)
+        say("incidents", len(loader.incidents))
+        """
+    )
+    trainer.expect("started", seconds=60)
+    trainer.signal_group(signal.SIGTERM)
+    ended = trainer.wait(60)
+    assert ended.values("incidents") == ["0"]
+    assert ended.code == 0
+    assert ended.err == ""
+    assert not ended.left
+
+
+def test_the_trainers_own_handlers_never_run_in_a_worker_or_nursery(stage: Stage) -> None:
+    """A handler that writes a checkpoint must run once, however many processes were forked from the trainer."""
+    trainer = stage.start(
+        """
+        def checkpoint(number, frame):
+            say("checkpoint", os.getpid())
+            told.append(number)
+
+        told = []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, checkpoint)
+        loader = DataLoader(Numbers(10**6), num_workers=2)
+        for batch in loader:
+            if not told:
+                say("batch")
+            if len(told) == 3:
+                break
+        """
+    )
+    trainer.expect("batch", times=3)
+    for times, number in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), start=1):
+        trainer.signal_group(number)
+        trainer.expect("checkpoint", times=times)
+    ended = trainer.wait()
+    assert ended.values("checkpoint") == [str(trainer.pid)] * 3
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGSEGV])
+def test_a_trainer_that_dies_of_a_signal_leaves_nobody_behind(stage: Stage, number: int) -> None:
+    trainer = stage.start(
+        """
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        import resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        iterator = iter(DataLoader(Troubled("sleep"), num_workers=2))
+        time.sleep(3600)
+        """
+    )
+    trainer.expect("trouble", times=2)
+    trainer.signal(number)
+    ended = trainer.wait()
+    assert ended.code == -number
+    assert not ended.left
+    assert ended.err == ""
+

@@ -1,0 +1,3 @@
+from tests.lifecycle.fixtures import incubated, stage
+
+__all__ = ["incubated", "stage"]
