@@ -81,9 +81,10 @@ class Workload:
     def dataset(self) -> Dataset[Any]:
         return self.build(self.batch_size)
 
-    @property
-    def streams(self) -> bool:
-        return isinstance(self.dataset, IterableDataset)
+    @cached_property
+    def batch_bytes(self) -> int:
+        """The bytes of tensors in a batch, on average."""
+        return sum(tensor_bytes(self.batch(number)) for number in range(4)) // 4
 
     def batch(self, number: int) -> Batch:
         """Batch `number`, fetched and collated in this process."""
@@ -94,6 +95,14 @@ class Workload:
             start = number * self.batch_size
             samples = [dataset[index] for index in range(start, start + self.batch_size)]
         return (self.collate_fn or default_collate)(samples)
+
+
+def tensor_bytes(batch: Batch) -> int:
+    if isinstance(batch, Tensor):
+        return batch.nbytes
+    if isinstance(batch, dict):
+        return sum(tensor_bytes(value) for value in batch.values())
+    return 0
 
 
 def same(item: Any) -> Any:

@@ -1,4 +1,174 @@
+"""A training run of the demo as seen from outside: its reports go in, what to show comes out.
+
+No process and no terminal here; `demo.py` has the first, `demo_screen.py` the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# What the demo and the training agree on.
 EPOCHS = 3
-BATCHES = 60
+BATCHES = 50  # in an epoch
+TOTAL = EPOCHS * BATCHES
 WORKERS = 3
-STALL_TIMEOUT = 2.0
+STALL_TIMEOUT = 2.0  # seconds
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Strike:
+    """What befell one worker, and what came of it."""
+
+    kind: str  # "SIGKILL", "segfault", "hang"; or holdfast's word for what nobody intended
+    worker: int
+    pid: int
+    time: float
+    incident: Event | None = None  # what holdfast had to say about it
+    delay: float | None = None  # seconds until the trainer had the batch that was lost
+
+    @property
+    def activity(self) -> str:
+        """What the worker was doing at that moment."""
+        if self.incident is None:
+            return "-"
+        step, batch = self.incident["step"], self.incident["batch"]
+        if step == "fetch" and self.incident["sample"] is not None:
+            return f"loading sample {self.incident['sample']}"
+        words = {"fetch": "loading", "collate": "collating", "send": "sending"}
+        return f"{words[step]} batch {batch}" if step in words else step
+
+
+@dataclass
+class Worker:
+    pid: int
+    up: bool = True
+
+
+@dataclass
+class Run:
+    """One training."""
+
+    name: str
+    loader: str
+    began: float | None = None
+    ended: float | None = None
+    exit_status: int | None = None
+    errors: str = ""  # all it wrote to standard error
+    batches: int = 0
+    losses: list[str] = field(default_factory=list)  # after each batch, as float.hex() gives it
+    final_loss: str | None = None
+    accuracy: float | None = None
+    workers: dict[int, Worker] = field(default_factory=dict)
+    strikes: list[Strike] = field(default_factory=list)
+    news: list[tuple[float, str]] = field(default_factory=list)  # for those who read lines
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end, with a loss to show."""
+        return self.exit_status == 0 and self.final_loss is not None
+
+    @property
+    def died(self) -> bool:
+        return self.exit_status is not None and not self.finished
+
+    @property
+    def error(self) -> str:
+        """The last word of a run that died: the message of the exception it died of."""
+        last = [line.strip() for line in self.errors.splitlines() if "Error: " in line]
+        return last[-1] if last else self.errors.strip().splitlines()[-1] if self.errors else ""
+
+    def same_losses(self, other: Run) -> int:
+        """How many of the losses so far are those of the other run, to the last bit."""
+        return sum(mine == theirs for mine, theirs in zip(self.losses, other.losses, strict=False))
+
+    # -- what happens ---------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        self.began = now
+
+    def handle(self, event: Event) -> None:
+        """Take in one report of the training or of one of its workers."""
+        handlers = {
+            "begin": self._begun,
+            "worker": self._worker_started,
+            "batch": self._batch_arrived,
+            "loss": self._step_done,
+            "fault": self._fault,
+            "incident": self._incident,
+            "end": self._through,
+        }
+        handlers[event["event"]](event)
+
+    def struck(self, kind: str, worker: int, now: float) -> None:
+        """Something has been done to a worker."""
+        place = self.workers[worker]
+        place.up = False
+        self.strikes.append(Strike(kind, worker, place.pid, now))
+        deeds = {
+            "SIGKILL": "is sent a SIGKILL",
+            "segfault": "reads from address 0",
+            "hang": "begins to wait for ever",
+        }
+        self._tell(now, f"worker {worker} (pid {place.pid}) {deeds[kind]}")
+
+    def end(self, exit_status: int, errors: str, now: float) -> None:
+        self.exit_status, self.errors, self.ended = exit_status, errors, now
+        if self.died:
+            for worker in self.workers.values():
+                worker.up = False
+            self._tell(now, f"died at batch {self.batches} of {TOTAL}: {self.error}")
+
+    # -- reports --------------------------------------------------------------------------
+
+    def _begun(self, event: Event) -> None:
+        self._tell(event["time"], f"begins to train, with {WORKERS} workers")
+
+    def _worker_started(self, event: Event) -> None:
+        self.workers[event["worker"]] = Worker(event["pid"])
+
+    def _batch_arrived(self, event: Event) -> None:
+        self.batches += 1
+        for strike in self.strikes:
+            if strike.incident is None or strike.delay is not None:
+                continue
+            if strike.incident["batch"] in (event["batch"], None):
+                strike.delay = event["arrived"] - strike.time
+                self._tell(
+                    event["arrived"],
+                    f"worker {strike.worker}'s batch was there after {seconds(strike.delay)}",
+                )
+
+    def _step_done(self, event: Event) -> None:
+        self.losses.append(event["loss"])
+        if len(self.losses) % BATCHES == 0:
+            loss = float.fromhex(event["loss"])
+            self._tell(event["time"], f"batch {self.batches} of {TOTAL}, loss {loss:.4f}")
+
+    def _fault(self, event: Event) -> None:
+        self.struck(event["fault"], event["worker"], event["time"])
+
+    def _incident(self, event: Event) -> None:
+        for strike in self.strikes:
+            if strike.pid == event["pid"] and strike.incident is None:
+                break
+        else:  # nobody intended it, but it has happened
+            strike = Strike(event["cause"], event["worker"], event["pid"], event["noticed"])
+            self.strikes.append(strike)
+        strike.incident = event
+        self._tell(event["time"], event["words"])
+
+    def _through(self, event: Event) -> None:
+        self.final_loss, self.accuracy = event["loss"], event["accuracy"]
+        loss = float.fromhex(event["loss"])
+        self._tell(event["time"], f"finished: loss {loss:.4f}, {self.accuracy:.0%} right")
+
+    def _tell(self, now: float, text: str) -> None:
+        self.news.append((now, text))
+
+
+def seconds(duration: float) -> str:
+    """A duration in three figures or so."""
+    return f"{duration * 1000:.0f} ms" if duration < 0.9995 else f"{duration:.2f} s"

@@ -32,8 +32,8 @@ from torch.utils.data import Dataset, get_worker_info
 from demo_run import BATCHES, EPOCHS, STALL_TIMEOUT, WORKERS
 
 SIZE = 32  # pixels each way
-BATCH_SIZE = 32
-READ_SECONDS = 0.003  # what fetching one picture from a network disk may take
+BATCH_SIZE = 24
+READ_SECONDS = 0.004  # what fetching one picture from a network disk may take
 HELD_OUT = range(1_000_000, 1_000_256)  # pictures that are never trained on
 Sample = tuple[Tensor, int]
 
@@ -64,7 +64,7 @@ class Shapes(Dataset[Sample]):
         if random.random() < 0.5:
             image = image.flip(-1)
         gain = float(np.random.uniform(0.5, 1.5))
-        return image * gain + 0.6 * torch.randn(image.shape), label
+        return image * gain + 0.3 * torch.randn(image.shape), label
 
 
 def draw(index: int) -> Sample:
@@ -164,7 +164,7 @@ def tell(incident: Any) -> None:
 
 
 def train(loader: Any, model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _, _, images, labels in batches(loader):
         optimizer.zero_grad()
         loss = cross_entropy(model(images), labels)

@@ -26,7 +26,7 @@ class Trigger:
     """What breaks, where, at which sample, and whether again and again."""
 
     cause: str
-    where: str  # "sample", "collate", "pickle", "unpickle", "init", "load"
+    where: str  # "before" (any draw), "sample", "collate", "pickle", "unpickle", "init", "load"
     at: int | None = None  # the sample's number, or the worker's id for "init"
     marker: str | None = None  # a file that is made the first time; None: breaks every time
 
@@ -58,6 +58,7 @@ class Recipe:
     ballast_at: int = -1
 
     def sample(self, number: int) -> dict[str, Any]:
+        self.trigger.pull("before", number)
         before = torch.rand(2), random.random(), np.random.rand()
         self.trigger.pull("sample", number)
         info = get_worker_info()

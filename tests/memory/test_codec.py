@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import ctypes
 import dataclasses
 import gc
 import io
@@ -39,6 +40,10 @@ DTYPES = sorted(
 )
 
 
+ARRAY_DTYPES: list[Any] = ["u1", "<f4", ">f4", "?", "c16", "M8[ns]", "m8[s]", "<U3", "S5", "f2"]
+ARRAY_DTYPES += ["V7", [("a", "<i4"), ("b", "<f8", (2,))]]
+
+
 @pytest.fixture(scope="module")
 def module_slot() -> Iterator[Slot]:
     with new_slot() as slot:
@@ -69,8 +74,7 @@ def span(tensor: torch.Tensor) -> int:
 
 def memory_of(tensor: torch.Tensor) -> bytes:
     """All bytes between the first and the last element."""
-    start = tensor.storage_offset() * tensor.itemsize
-    return bytes(tensor.untyped_storage()[start : start + span(tensor)])  # type: ignore[arg-type]
+    return ctypes.string_at(tensor.data_ptr(), span(tensor)) if tensor.numel() else b""
 
 
 def assert_same_tensor(got: torch.Tensor, sent: torch.Tensor) -> None:
@@ -129,14 +133,9 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
-    dtype = draw(
-        st.sampled_from(
-            ["u1", "<f4", ">f4", "?", "c16", "M8[ns]", "m8[s]", "<U3", "S5", "f2", "V7"]
-            + [[("a", "<i4"), ("b", "<f8", (2,))]]  # type: ignore[list-item]
-        )
-    )
+    dtype = draw(st.sampled_from(ARRAY_DTYPES))
     shape = tuple(draw(lengths))
-    kind = np.dtype(dtype)
+    kind: np.dtype[Any] = np.dtype(dtype)
     count = int(np.prod(shape))
     if draw(st.booleans()):
         shape, count = (5000 // kind.itemsize * 4,), 5000 // kind.itemsize * 4

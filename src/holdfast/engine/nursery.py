@@ -90,6 +90,7 @@ class Nursery:
         self.control = control
         control.setblocking(False)
         self.reaped = False
+        self.closed = False
 
     @classmethod
     def fork(cls, nurse: Callable[[_Nurse], None], blackboxes: int) -> Nursery:
@@ -219,8 +220,10 @@ class Nursery:
         return True
 
     def close(self) -> None:
+        self.closed = True
         self.control.close()
         os.close(self.pidfd)
+        self.pidfd = -1
 
 
 class _Nurse:

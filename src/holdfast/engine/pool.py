@@ -28,6 +28,7 @@ from typing import Any
 
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.autopsy.incident import Incident, describe_status
+from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.exceptions import Failure
@@ -250,7 +251,6 @@ class Pool:
             for place in self._places:
                 if place.channel is not None:
                     place.channel.close()  # idle workers see the end, sending ones a broken pipe
-            self._nursery.stop(GRACE)
             self._bury_nursery(deadline)
             for place in self._places:
                 place.window.close()
@@ -436,7 +436,7 @@ class Pool:
             cause = "stalled"
         elif stack:
             cause = "start-failed"
-        self._bury(worker, cause, name, exitcode, stack or self._boxes.take_dump(worker))
+        self._bury(worker, cause, name, exitcode, stack or tidy(self._boxes.take_dump(worker)))
 
     def _bury(
         self, worker: int, cause: str, name: str | None, exitcode: int | None, stack: str
@@ -485,11 +485,12 @@ class Pool:
 
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: make another and go on."""
-        self._poll_forget_nursery()
+        self._poll.unregister(self._nursery.control)
         self._nursery.kill()
         self._nursery.wait(1.0)
         self._nursery.close()
-        self._nursery = self._new_nursery()
+        if self.machine.failure is None:
+            self._nursery = self._new_nursery()
         for worker in range(self.machine.workers):
             if self.machine.alive(worker):
                 self._new_arena(worker)  # its old worker may take a moment to die
@@ -505,7 +506,7 @@ class Pool:
             self._hear(worker, place.channel)
         self._drop_channel(worker)
         self._new_arena(worker)
-        self._bury(worker, "unkillable", None, None, self._boxes.take_dump(worker))
+        self._bury(worker, "unkillable", None, None, tidy(self._boxes.take_dump(worker)))
 
     def _new_arena(self, worker: int) -> None:
         place = self._places[worker]
@@ -629,12 +630,15 @@ class Pool:
 
         nurse.serve(deliver)
 
-    def _poll_forget_nursery(self) -> None:
-        self._poll.unregister(self._nursery.control)
-
     def _bury_nursery(self, deadline: float) -> None:
         """Wait for the nursery's end, and for what it has to say of the workers' ends."""
         nursery = self._nursery
+        if nursery.closed:
+            return
+        if any(place.pid is not None for place in self._places):
+            nursery.stop(GRACE)
+        else:
+            nursery.kill()  # still importing torch, perhaps; nobody is there to be let finish
         poll = select.poll()
         poll.register(nursery.control, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:

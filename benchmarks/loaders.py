@@ -1,0 +1,162 @@
+"""Who loads: holdfast, torch, and the peers, each with two worker processes.
+
+An adapter starts its loader and yields the batches of a workload in order. Every peer is used in
+the form that is fastest here, and with about as many batches in flight as torch's default of two
+per worker. Those without a map-style dataset of their own (torchdata.nodes, SPDL, Grain) are handed
+the number of a batch and call `Workload.batch` in their workers, which spares them work per sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.workloads import ENDLESS, Batch, Workload
+
+WORKERS = 2
+IN_FLIGHT = 2  # per worker
+
+
+@dataclass(frozen=True)
+class Loader:
+    name: str
+    distribution: str
+    module: str
+    start: Callable[[Workload], Iterable[Batch]]
+
+    @property
+    def present(self) -> bool:
+        try:
+            return importlib.util.find_spec(self.module) is not None
+        except ModuleNotFoundError:  # not even the package around it
+            return False
+
+    @property
+    def version(self) -> str:
+        return metadata.version(self.distribution)
+
+
+def torch_like(loader_class: Callable[..., Iterable[Batch]], workload: Workload) -> Iterable[Batch]:
+    return loader_class(
+        workload.dataset,
+        batch_size=workload.batch_size,
+        num_workers=WORKERS,
+        prefetch_factor=IN_FLIGHT,
+        collate_fn=workload.collate_fn,
+    )
+
+
+def holdfast(workload: Workload) -> Iterable[Batch]:
+    from holdfast import DataLoader
+
+    return torch_like(DataLoader, workload)
+
+
+def stock(workload: Workload) -> Iterable[Batch]:
+    from torch.utils.data import DataLoader
+
+    return torch_like(DataLoader, workload)
+
+
+def stateful(workload: Workload) -> Iterable[Batch]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return torch_like(StatefulDataLoader, workload)
+
+
+def nodes(workload: Workload) -> Iterable[Batch]:
+    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+    mapper = ParallelMapper(
+        IterableWrapper(range(ENDLESS)),
+        workload.batch,
+        num_workers=WORKERS,
+        method="process",
+        multiprocessing_context="fork",
+    )
+    return Loader(mapper)
+
+
+def spdl(workload: Workload) -> Iterator[Batch]:
+    """One pipeline process per worker, with SPDL's shared-memory ring: on small batches more than
+    twice as fast as a pipeline in this process that maps over a `ProcessPoolExecutor`."""
+    from spdl.pipeline import SharedMemoryRingBuffer, iterate_in_subprocess
+
+    room = (IN_FLIGHT + 2) * workload.batch_bytes + 2**20
+    parts = [
+        iter(
+            iterate_in_subprocess(
+                functools.partial(_every_nth_batch, workload, worker),
+                buffer_size=IN_FLIGHT,
+                mp_context="fork",
+                arena=SharedMemoryRingBuffer(room),
+            )
+        )
+        for worker in range(WORKERS)
+    ]
+    for part in itertools.cycle(parts):
+        yield next(part)
+
+
+def _every_nth_batch(workload: Workload, worker: int) -> Iterator[Batch]:
+    torch.set_num_threads(1)
+    for number in range(worker, ENDLESS, WORKERS):
+        yield workload.batch(number)
+
+
+def grain(workload: Workload) -> Iterator[Batch]:
+    """Grain moves NumPy arrays, so tensors are wrapped (without a copy) on both sides. Arrays of
+    less than 64 KiB go through its queue: a shared-memory file for each would be slower."""
+    from grain import MapDataset, MultiprocessingOptions, ReadOptions
+    from grain.experimental import DatasetOptions, WithOptionsIterDataset
+
+    options = MultiprocessingOptions(num_workers=WORKERS, per_worker_buffer_size=IN_FLIGHT)
+    batches = MapDataset.source(NumpyBatches(workload))
+    stream = batches.to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    stream = WithOptionsIterDataset(stream, DatasetOptions(min_shm_size=64 * 1024))
+    for batch in stream.mp_prefetch(options, worker_init_fn=_one_thread):
+        yield _rewrap(batch, np.ndarray, torch.from_numpy)
+
+
+class NumpyBatches:
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, number: int) -> Any:
+        return _rewrap(self.workload.batch(number), torch.Tensor, torch.Tensor.numpy)
+
+
+def _one_thread(worker: int, workers: int) -> None:
+    torch.set_num_threads(1)
+
+
+def _rewrap(batch: Any, kind: type, wrap: Callable[[Any], Any]) -> Any:
+    if isinstance(batch, kind):
+        return wrap(batch)
+    if isinstance(batch, dict):
+        return {key: _rewrap(value, kind, wrap) for key, value in batch.items()}
+    return batch
+
+
+LOADERS = {
+    loader.name: loader
+    for loader in (
+        Loader("holdfast", "holdfast", "holdfast", holdfast),
+        Loader("torch", "torch", "torch", stock),
+        Loader("stateful", "torchdata", "torchdata.stateful_dataloader", stateful),
+        Loader("nodes", "torchdata", "torchdata.nodes", nodes),
+        Loader("spdl", "spdl-core", "spdl.pipeline", spdl),
+        Loader("grain", "grain", "grain", grain),
+    )
+}

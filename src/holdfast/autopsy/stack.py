@@ -1,0 +1,30 @@
+"""A `faulthandler` dump, cut down to what the user wrote."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["tidy"]
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def tidy(dump: str, ours: str = _OURS) -> str:
+    """Leave out the engine's own frames, what called them, and the list of extension modules.
+
+    Frames come innermost first. In a forked worker the outer ones even belong to the trainer as it
+    was when the loader began; from the first frame of ours on, nothing concerns the user.
+    """
+    kept: list[str] = []
+    below_us = False
+    for line in dump.splitlines():
+        if line.startswith("  File "):
+            below_us = below_us or line.startswith(f'  File "{ours}')
+            if below_us:
+                continue
+        else:
+            below_us = False
+            if line.startswith("Extension modules:"):
+                continue
+        kept.append(line)
+    return "\n".join(kept).strip()

@@ -1,0 +1,326 @@
+"""A row of the table, played: the loader it describes, stock torch's stream, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import holdfast
+from holdfast import Incident
+from holdfast.engine.faults import VARIABLE
+from holdfast.options import RESTARTS_PER_WORKER
+from tests.faults import table
+from tests.faults.causes import GRANDCHILDREN, STALLS
+from tests.faults.checker import (
+    Batch,
+    Error,
+    History,
+    Interfere,
+    check_conduct,
+    check_stream,
+    play,
+    seeded,
+)
+from tests.faults.datasets import NO_TRIGGER, Collate, Init, Recipe, Trigger
+from tests.faults.table import Case
+from tests.support.processes import alive, eventually
+
+
+def arguments(case: Case, trigger: Trigger = NO_TRIGGER) -> dict[str, Any]:
+    """What both loaders are made with."""
+    kind = case.dataset
+    recipe = Recipe(
+        case.size,
+        trigger,
+        large=kind.large,
+        objects=kind.objects,
+        payload=case.payload,
+        heavy=frozenset({case.number(0)}),
+        ballast=case.payload,
+        ballast_at=(case.task // case.workers + 1) * table.BATCH,
+    )
+    return {
+        "dataset": kind.dataset(recipe),
+        "batch_size": table.BATCH,
+        "sampler": None if kind.iterable else case.order,
+        "num_workers": case.workers,
+        "prefetch_factor": table.PREFETCH,
+        "persistent_workers": case.persistent,
+        "collate_fn": Collate(trigger, as_list=kind.objects) if kind.own_collate else None,
+        "worker_init_fn": Init(trigger),
+    }
+
+
+def epochs(case: Case) -> int:
+    return 2 if case.persistent else 1
+
+
+@functools.lru_cache(maxsize=None)
+def _golden(case: Case, trigger: Trigger) -> History:
+    def make() -> Any:
+        seeded()
+        return torch.utils.data.DataLoader(
+            **arguments(case, trigger), multiprocessing_context="fork"
+        )
+
+    return play(make, epochs=epochs(case), pids=False)
+
+
+def golden(case: Case) -> History:
+    """The stream of stock torch, without the fault.
+
+    An error that a row raises is a ValueError for torch, which cannot bear all kinds of them. The
+    batch that is given up for a poisoned sample has drawn nothing, as if it had raised at once.
+    """
+    plain = Case("SIGKILL", "sample", kind=case.kind, persistent=case.persistent)
+    plain = replace(plain, payload=case.payload, workers=case.workers)
+    if case.outcome == table.RAISED and case.phase == "unpickle":
+        return _golden(plain, NO_TRIGGER)
+    if case.outcome == table.RAISED:
+        where = "collate" if case.phase == "pickle" else case.phase
+        if case.phase == "pickle":  # all draws are done; torch would not survive it
+            return _golden(plain, NO_TRIGGER)
+        return _golden(plain, Trigger("ValueError", where, case.number(table.POSITION)))
+    if case.outcome == table.POISON and not case.dataset.iterable:
+        return _golden(plain, Trigger("ValueError", "before", case.number(0)))
+    return _golden(plain, NO_TRIGGER)
+
+
+def trigger(case: Case, folder: Path) -> Trigger:
+    if case.at.by != table.OWN:
+        return NO_TRIGGER
+    at: int | None = case.number(table.POSITION)
+    if case.phase == "init":
+        at = case.worker
+    if case.phase == "load":
+        at = None
+    once = not case.always and case.outcome not in (table.RAISED,)
+    return Trigger(case.cause, case.phase, at, str(folder / "struck") if once else None)
+
+
+@contextlib.contextmanager
+def surroundings(case: Case, folder: Path) -> Iterator[None]:
+    """The environment of a row, and the end of grandchildren it leaves."""
+    resource_tracker.ensure_running()  # once for the whole interpreter; not of our making
+    grandchildren = folder / "grandchildren"
+    grandchildren.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(GRANDCHILDREN, str(grandchildren))
+        if case.fault:
+            patch.setenv(VARIABLE, case.fault)
+        try:
+            yield
+        finally:
+            for file in grandchildren.iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.name), signal.SIGKILL)
+
+
+def perform(case: Case, folder: Path, **options: Any) -> History:
+    """Play the row with holdfast."""
+    if case.breaks.verdict == STALLS:
+        options.setdefault("stall_timeout", table.STALL_TIMEOUT)
+    context = None if case.method == "fork" else case.method
+
+    def make() -> Any:
+        seeded()
+        return holdfast.DataLoader(
+            **arguments(case, trigger(case, folder)), multiprocessing_context=context, **options
+        )
+
+    interfere = _from_outside(case) if case.at.by == table.OUTSIDE else None
+    with surroundings(case, folder):
+        return play(make, epochs=epochs(case), thread=case.thread, interfere=interfere)
+
+
+def _from_outside(case: Case) -> Interfere:
+    def strike(iterator: Any, epoch: int, number: int) -> None:
+        between = case.phase == "between epochs"
+        if (epoch, number) != ((0, -1) if between else (0, 3)):
+            return
+        if between:
+            assert eventually(lambda: step(iterator, case.worker) == "idle")
+        os.kill(iterator._workers[case.worker].pid, signal.Signals[case.breaks.action or ""])
+
+    return strike
+
+
+def step(iterator: Any, worker: int) -> str:
+    """What a worker says in its black box that it is doing."""
+    return str(iterator._pool._boxes.note(worker).step)
+
+
+# -- the verdict --------------------------------------------------------------------------
+
+
+def check(case: Case, history: History) -> None:
+    """All that must hold for a row, by its outcome."""
+    innocent = set(range(case.workers)) - {case.worker}
+    if case.phase == "load" or case.outcome in (table.LIMIT, table.NO_START):
+        innocent = set()  # whoever loads first is hit; where all is over, all are ended
+    if case.outcome in (table.UNHARMED, table.RAISED):
+        innocent |= {case.worker}
+    intensity = RESTARTS_PER_WORKER * case.workers
+    check_conduct(history, innocent=innocent, intensity=intensity)
+    _OUTCOMES[case.outcome](case, history)
+
+
+def _unharmed(case: Case, history: History) -> None:
+    check_stream(history, golden(case))
+    assert history.incidents == []
+
+
+def _redone(case: Case, history: History) -> None:
+    check_stream(history, golden(case))
+    assert len(history.incidents) == 1, [str(one) for one in history.incidents]
+    (incident,) = history.incidents
+    _check_incident(case, history, incident)
+    assert incident.action.startswith("replaced") or case.phase in ("after-send", "working")
+
+
+def _check_incident(case: Case, history: History, incident: Incident) -> None:
+    cause, phase = case.breaks, case.at
+    found = (incident.cause, incident.signal, incident.exitcode)
+    assert found == (cause.cause, cause.signal, cause.exitcode), incident
+    assert incident.step in phase.steps, incident
+    if case.phase != "load":
+        assert incident.worker_id == case.worker, incident
+    if phase.starting or case.phase == "after-ready":
+        assert incident.pid is not None and not alive(incident.pid)
+    else:
+        assert incident.pid == history.first_pids[case.worker], incident
+    iterable = case.dataset.iterable
+    if phase.names:
+        assert incident.batch == case.task, incident
+    if phase.names == "sample":
+        expected = None if iterable else case.number(table.POSITION)
+        assert (incident.position, incident.sample) == (table.POSITION, expected), incident
+    elif phase.names == "last sample":
+        expected = None if iterable else case.number(table.BATCH - 1)
+        assert (incident.position, incident.sample) == (table.BATCH - 1, expected), incident
+    else:
+        assert (incident.position, incident.sample) == (None, None) or case.phase == "working"
+    if phase.by == table.OWN and cause.stack is not None and case.phase != "load":
+        assert cause.stack in incident.stack if cause.stack else not incident.stack, incident.stack
+    assert str(incident.pid) in str(incident)
+
+
+def _raised(case: Case, history: History) -> None:
+    expected = golden(case)
+    if case.phase in ("pickle", "unpickle"):  # torch's stream without the one batch
+        place = case.task
+        expected = replace(
+            expected,
+            epochs=[
+                [Error(ValueError, "") if at == place else one for at, one in enumerate(epoch)]
+                for epoch in expected.epochs
+            ],
+        )
+    check_stream(history, expected, per_worker=case.dataset.iterable)
+    assert history.incidents == []
+    assert len(history.errors) == epochs(case), history.errors
+    for error in history.errors:
+        _check_error(case, error)
+
+
+def _check_error(case: Case, error: Error) -> None:
+    """I8: the type, the words, the number and the place of what was raised."""
+    cause = case.breaks
+    kind = cause.error
+    if cause.name == "StopIteration" and case.dataset.iterable:
+        kind = RuntimeError
+    assert error.kind is kind, error
+    assert cause.says in error.text or case.phase == "unpickle", error.text
+    if cause.error is OSError:
+        assert error.errno == 24
+    if case.phase == "unpickle":
+        return
+    position = table.POSITION if case.phase == "sample" else None
+    assert error.sample[1:] == (position, case.task, case.worker), error.sample
+    if case.phase == "sample" and not case.dataset.iterable:
+        assert error.sample.index == case.number(table.POSITION), error.sample
+        assert f"sample {case.number(table.POSITION)}" in error.text
+
+
+def _poison(case: Case, history: History) -> None:
+    expected = golden(case)
+    number = case.number(table.POSITION)
+    if case.dataset.iterable:  # its replica ends there; the others do not notice
+        expected = replace(
+            expected,
+            epochs=[
+                [
+                    one
+                    for place, one in enumerate(epoch)
+                    if place % case.workers != case.worker or place < case.task
+                ]
+                for epoch in expected.epochs
+            ],
+        )
+    check_stream(history, expected, per_worker=case.dataset.iterable)
+    assert [error.kind for error in history.errors] == [holdfast.PoisonSample] * epochs(case)
+    strikes = 3 if case.breaks.cause == "killed" else 2
+    assert len(history.incidents) == strikes * epochs(case), [str(one) for one in history.incidents]
+    for incident in history.incidents:
+        assert (incident.batch, incident.position) == (case.task, table.POSITION), incident
+    pids = [incident.pid for incident in history.incidents]
+    assert len(set(pids)) == len(pids)
+    for turn, error in enumerate(history.errors):
+        told = history.incidents[turn * strikes : (turn + 1) * strikes]
+        assert all(str(incident.pid) in error.text for incident in told), error.text
+        if not case.dataset.iterable:
+            assert f"sample {number} " in error.text
+            assert error.sample == number
+
+
+def _limit(case: Case, history: History) -> None:
+    assert [error.kind for error in history.errors] == [holdfast.RestartLimitExceeded]
+    intensity = RESTARTS_PER_WORKER * case.workers
+    assert len(history.incidents) == intensity + 1
+    assert history.incidents[-1].action == "gave up"
+    text = history.errors[0].text
+    assert str(intensity) in text and "max_restarts" in text
+    assert all(str(incident) in text for incident in history.incidents[-10:])
+    _check_delivered_before(case, history)
+
+
+def _no_start(case: Case, history: History) -> None:
+    assert [error.kind for error in history.errors] == [holdfast.WorkerStartError]
+    assert history.incidents[-1].action == "gave up"
+    assert str(history.incidents[-1]) in history.errors[0].text
+    _check_delivered_before(case, history)
+
+
+def _check_delivered_before(case: Case, history: History) -> None:
+    """What could be delivered before the end was torch's stream too."""
+    delivered = [event for event in history.epochs[0] if isinstance(event, Batch)]
+    assert delivered == golden(case).epochs[0][: len(delivered)]
+    if case.outcome == table.LIMIT:
+        assert len(delivered) == case.task  # all before the one that cannot be made
+
+
+_OUTCOMES: dict[str, Callable[[Case, History], None]] = {
+    table.UNHARMED: _unharmed,
+    table.REDONE: _redone,
+    table.RAISED: _raised,
+    table.POISON: _poison,
+    table.LIMIT: _limit,
+    table.NO_START: _no_start,
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A fault of the engine that the suite shows until it is mended."""
+
+    reason: str

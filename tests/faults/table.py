@@ -1,0 +1,322 @@
+"""What may go wrong, and what a user must see then: cause × phase × start method × kind of dataset.
+
+The rule, in words. Whatever ends a worker once costs nothing: the stream stays, bit for bit, that of
+stock torch without faults, and `loader.incidents` says what happened (REDONE). What is not the end
+of a worker is no incident at all: signals that are meant for the trainer, threads and children left
+behind, the end of the loader (UNHARMED). What the user's code raises is raised by `next()` where the
+batch would have been, and the neighbours arrive (RAISED). What ends a worker every time is named: the
+sample (POISON), or all the deaths (LIMIT), or the start that never succeeds (NO_START).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tests.faults.causes import CAUSES, DIES, GOES_ON, RAISES, STALLS, Cause
+from tests.faults.datasets import KINDS, Kind
+
+REDONE, UNHARMED, RAISED = "redone", "unharmed", "raised"
+POISON, LIMIT, NO_START = "poison", "limit", "no start"
+
+BATCH = 3  # samples in a batch
+ROUNDS = 5  # batches of each worker
+PREFETCH = 2
+POSITION = 1  # of the breaking sample in its batch
+
+POINT, OWN, OUTSIDE = "a fault point", "the user's own code", "a signal from outside"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A moment in a worker's life, how it is hit, and what the incident must say of it."""
+
+    name: str
+    by: str
+    steps: tuple[str, ...] = ()
+    names: str = ""  # what it names: "sample", "last sample", "batch" or nothing
+    starting: bool = False
+    between_epochs: bool = False
+
+
+_PHASES = (
+    Phase("before-setup", POINT, ("start-up",), starting=True),
+    Phase("after-setup", POINT, ("start-up",), starting=True),
+    Phase("before-ready", POINT, ("start-up",), starting=True),
+    Phase("after-ready", POINT, ("idle",)),
+    Phase("before-fetch", POINT, ("fetch",), "batch"),
+    Phase("after-fetch", POINT, ("fetch",), "last sample"),
+    Phase("before-collate", POINT, ("collate",), "batch"),
+    Phase("after-collate", POINT, ("collate",), "batch"),
+    Phase("before-encode", POINT, ("send",), "batch"),
+    Phase("before-send", POINT, ("send",), "batch"),
+    Phase("mid-send", POINT, ("send",), "batch"),
+    Phase("after-send", POINT, ("send", "idle")),
+    Phase("before-resume", POINT, ("idle",), between_epochs=True),
+    Phase("after-resume", POINT, ("send", "idle"), between_epochs=True),
+    Phase("before-stop", POINT),
+    Phase("load", OWN, ("start-up",), starting=True),
+    Phase("init", OWN, ("start-up",), starting=True),
+    Phase("sample", OWN, ("fetch",), "sample"),
+    Phase("collate", OWN, ("collate",), "batch"),
+    Phase("pickle", OWN, ("send",), "batch"),
+    Phase("unpickle", OWN),
+    Phase("working", OUTSIDE, ("fetch", "collate", "send", "idle")),
+    Phase("between epochs", OUTSIDE, ("idle",), between_epochs=True),
+)
+PHASES = {phase.name: phase for phase in _PHASES}
+_NO_TASK = {"before-setup", "after-setup", "before-ready", "after-ready"}
+_NO_TASK |= {"before-resume", "after-resume", "before-stop"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row. What is left out is as most users have it."""
+
+    cause: str
+    phase: str
+    method: str = "fork"
+    kind: str = "map"
+    persistent: bool = False
+    thread: str = "main"
+    payload: int = 0
+    workers: int = 2
+    always: bool = False
+
+    def __str__(self) -> str:
+        words = [self.cause, self.phase, self.method, self.kind]
+        for field in fields(self)[4:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                words.append(field.name if value is True else f"{field.name} {value}")
+        return " | ".join(words)
+
+    @property
+    def breaks(self) -> Cause:
+        return CAUSES[self.cause]
+
+    @property
+    def at(self) -> Phase:
+        return PHASES[self.phase]
+
+    @property
+    def dataset(self) -> Kind:
+        return KINDS[self.kind]
+
+    # Which batch is hit: one that is handed out only after the first next(), so that a test can
+    # learn the worker's pid before.
+
+    @property
+    def task(self) -> int:
+        return PREFETCH * self.workers + 1
+
+    @property
+    def worker(self) -> int:
+        return self.task % self.workers
+
+    @property
+    def size(self) -> int:
+        return ROUNDS * self.workers * BATCH
+
+    @property
+    def order(self) -> list[int]:
+        """What the sampler gives: not in the order of numbers, so that an index is not a place."""
+        return [(7 * place + 3) % self.size for place in range(self.size)]
+
+    def number(self, position: int) -> int:
+        """The sample at that position of the batch that is hit."""
+        if self.dataset.iterable:
+            place = self.task // self.workers * BATCH + position
+            return self.worker + self.workers * place
+        return self.order[self.task * BATCH + position]
+
+    @property
+    def fault(self) -> str:
+        """The value of HOLDFAST_FAULTS."""
+        if self.at.by != POINT:
+            return ""
+        when = [f"worker={self.worker}"]
+        if self.phase not in _NO_TASK:
+            when.append(f"task={self.task}")
+        if self.always:
+            when.append("generation=any")
+        return f"{self.phase}:{self.breaks.action}@{','.join(when)}"
+
+    @property
+    def outcome(self) -> str:
+        """The rule above, in code."""
+        if self.phase == "before-stop" or self.breaks.verdict == GOES_ON:
+            return UNHARMED
+        if self.breaks.verdict == RAISES:
+            return RAISED
+        if not self.always:
+            return REDONE
+        if self.at.starting:
+            return NO_START
+        return POISON if self.at.steps == ("fetch",) else LIMIT
+
+    @property
+    def possible(self) -> bool:
+        """Whether this combination exists at all."""
+        cause, phase, kind = self.breaks, self.at, self.dataset
+        if phase.by == POINT and cause.action is None:
+            return False
+        if phase.by == OUTSIDE and (cause.action not in _OUTSIDE or self.always):
+            return False
+        if phase.between_epochs and not self.persistent:
+            return False
+        if self.phase == "mid-send":  # only a large state makes a message of several packets
+            return self.kind == "iterable, state" and self.payload >= 200_000
+        if self.phase == "load":
+            return self.method != "fork" and cause.verdict in (DIES, STALLS)
+        if self.phase == "collate" and not kind.own_collate:
+            return False
+        if self.phase in ("pickle", "unpickle") and not kind.objects:
+            return False
+        if self.phase == "unpickle":
+            return self.cause == "ValueError"
+        if self.phase == "init" and cause.verdict == RAISES:
+            return False  # test_start_up.py
+        if self.cause == "StopIteration" and kind.iterable:
+            return False  # the iterator's own way to end
+        return not (kind.large and self.payload)
+
+
+_OUTSIDE = {"SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSTOP", "SIGTERM", "SIGINT"}
+
+
+# -- the rows of `make test` --------------------------------------------------------------
+
+_ROWS = """
+cause                      | phase          | method     | kind                        | outcome
+---------------------------+----------------+------------+-----------------------------+---------
+SIGKILL                    | before-setup   | fork       | map                         | redone
+SIGKILL                    | after-setup    | fork       | iterable                    | redone
+SIGKILL                    | before-ready   | fork       | map                         | redone
+SIGKILL                    | after-ready    | fork       | map                         | redone
+SIGKILL                    | before-fetch   | fork       | map                         | redone
+SIGKILL                    | after-fetch    | fork       | map                         | redone
+SIGKILL                    | before-collate | fork       | map, own collate            | redone
+SIGKILL                    | after-collate  | fork       | map, own collate            | redone
+SIGKILL                    | before-encode  | fork       | map, large                  | redone
+SIGKILL                    | before-send    | fork       | map                         | redone
+SIGKILL                    | before-send    | fork       | iterable                    | redone
+SIGKILL                    | before-send    | fork       | iterable, state             | redone
+SIGKILL                    | before-send    | fork       | iterable, state in iterator | redone
+SIGKILL                    | mid-send       | fork       | iterable, state             | redone     | payload=200000
+SIGKILL                    | mid-send       | fork       | iterable, state             | redone     | payload=20000000
+SIGKILL                    | after-send     | fork       | map                         | redone
+SIGKILL                    | after-send     | fork       | iterable                    | redone
+SIGKILL                    | after-send     | fork       | iterable, state             | redone
+SIGKILL                    | after-send     | fork       | iterable, state in iterator | redone
+SIGKILL                    | after-send     | fork       | map, large                  | redone
+SIGKILL                    | before-resume  | fork       | map                         | redone     | persistent
+SIGKILL                    | before-resume  | fork       | iterable                    | redone     | persistent
+SIGKILL                    | before-resume  | fork       | iterable, state             | redone     | persistent
+SIGKILL                    | after-resume   | fork       | map                         | redone     | persistent
+SIGKILL                    | after-resume   | fork       | iterable                    | redone     | persistent
+SIGKILL                    | after-resume   | fork       | iterable, state in iterator | redone     | persistent
+SIGKILL                    | between epochs | fork       | map                         | redone     | persistent
+SIGKILL                    | between epochs | fork       | iterable, own collate       | redone     | persistent
+SIGKILL                    | working        | fork       | map, large                  | redone
+SIGKILL                    | before-stop    | fork       | map                         | unharmed
+hang                       | before-stop    | fork       | map                         | unharmed
+os._exit(3)                | before-stop    | fork       | iterable                    | unharmed   | persistent
+os._exit(0)                | init           | fork       | map                         | redone
+segfault                   | init           | fork       | iterable, state             | redone
+SIGKILL                    | sample         | fork       | map                         | redone     | thread=other
+SIGKILL                    | sample         | fork       | iterable                    | redone     | workers=1
+SIGKILL                    | sample         | fork       | iterable, state             | redone     | workers=4
+SIGKILL                    | sample         | fork       | iterable, state in iterator | redone
+SIGKILL                    | sample         | fork       | map                         | redone     | payload=20000
+SIGKILL                    | sample         | fork       | map                         | redone     | payload=20000000
+SIGSEGV                    | sample         | fork       | map                         | redone
+segfault                   | sample         | fork       | map, large                  | redone
+segfault in a thread       | sample         | fork       | map                         | redone
+SIGABRT                    | sample         | fork       | map                         | redone
+abort()                    | sample         | fork       | iterable                    | redone
+SIGBUS                     | after-collate  | fork       | map                         | redone
+truncated mmap             | sample         | fork       | map                         | redone
+SIGFPE                     | sample         | fork       | map                         | redone
+SIGILL                     | sample         | fork       | iterable, state             | redone
+stack overflow             | sample         | fork       | map                         | redone
+stack overflow in a thread | sample         | fork       | map                         | redone
+os._exit(0)                | sample         | fork       | map                         | redone     | thread=other
+os._exit(0)                | after-send     | fork       | iterable                    | redone
+os._exit(3)                | sample         | fork       | iterable                    | redone
+os._exit(3)                | collate        | fork       | map, own collate            | redone
+SIGKILL                    | pickle         | fork       | map, objects                | redone
+segfault                   | pickle         | fork       | map, objects                | redone
+SIGKILL with a child left  | sample         | fork       | map                         | redone
+hang                       | sample         | fork       | map                         | redone
+hang in a lock             | collate        | fork       | map, own collate            | redone
+hang in a pipe             | sample         | fork       | iterable                    | redone
+spin                       | sample         | fork       | iterable, state             | redone
+hang with the GIL held     | sample         | fork       | map                         | redone
+SIGSTOP                    | before-send    | fork       | map                         | redone
+SIGSTOP                    | working        | fork       | map                         | redone     | thread=other
+hang                       | after-ready    | fork       | map                         | redone
+sys.exit                   | sample         | fork       | map                         | raised
+KeyboardInterrupt          | sample         | fork       | map                         | raised
+KeyboardInterrupt          | collate        | fork       | iterable, own collate       | raised
+GeneratorExit              | sample         | fork       | map                         | raised
+BaseException              | sample         | fork       | iterable, state in iterator | raised
+StopIteration              | sample         | fork       | map                         | raised
+StopIteration              | collate        | fork       | map, own collate            | raised
+ValueError                 | sample         | fork       | iterable                    | raised
+ValueError                 | pickle         | fork       | map, objects                | raised
+ValueError                 | unpickle       | fork       | map, objects                | raised
+MemoryError                | sample         | fork       | map                         | raised
+MemoryError for good       | sample         | fork       | map                         | raised
+OSError 24                 | sample         | fork       | map                         | raised
+no descriptor free         | sample         | fork       | map                         | unharmed
+no descriptor free         | sample         | fork       | map, large                  | unharmed
+thread left behind         | sample         | fork       | map                         | unharmed
+thread that raised         | sample         | fork       | map                         | unharmed
+child left behind          | sample         | fork       | map                         | unharmed
+SIGTERM                    | working        | fork       | map                         | unharmed
+SIGINT                     | working        | fork       | map                         | unharmed
+SIGTERM                    | before-setup   | fork       | map                         | unharmed
+SIGINT                     | mid-send       | fork       | iterable, state             | unharmed   | payload=200000
+SIGHUP                     | sample         | fork       | map                         | unharmed
+SIGKILL                    | sample         | fork       | map                         | poison     | always
+segfault                   | sample         | fork       | map, large                  | poison     | always
+SIGSEGV                    | sample         | fork       | iterable                    | poison     | always
+os._exit(0)                | sample         | fork       | map                         | poison     | always,persistent
+os._exit(3)                | sample         | fork       | map                         | poison     | always,workers=1
+SIGKILL                    | sample         | fork       | iterable, state             | poison     | always,thread=other
+SIGKILL                    | before-collate | fork       | map                         | limit      | always
+os._exit(3)                | before-send    | fork       | iterable                    | limit      | always
+SIGKILL                    | after-setup    | fork       | map                         | no start   | always
+os._exit(0)                | init           | fork       | map                         | no start   | always
+SIGKILL                    | sample         | spawn      | map                         | redone
+segfault                   | load           | spawn      | iterable, state             | redone
+os._exit(3)                | after-send     | forkserver | iterable                    | redone
+"""
+
+
+def _rows() -> list[tuple[Case, str]]:
+    rows = []
+    for line in _ROWS.strip().splitlines()[2:]:
+        cause, phase, method, kind, outcome, *more = (cell.strip() for cell in line.split("|"))
+        given = dict(part.partition("=")[::2] for cell in more for part in cell.split(",") if part)
+        case = Case(
+            cause,
+            phase,
+            method,
+            kind,
+            persistent="persistent" in given,
+            thread=given.get("thread", "main"),
+            payload=int(given.get("payload", 0)),
+            workers=int(given.get("workers", 2)),
+            always="always" in given,
+        )
+        rows.append((case, outcome))
+    return rows
+
+
+ROWS = _rows()
+STALL_TIMEOUT = 1.5  # for rows that stall on purpose; the others have the default
+
+
+def stalls(case: Case) -> bool:
+    return case.breaks.verdict == STALLS
