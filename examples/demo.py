@@ -16,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demo_run import TOTAL, Run
 from demo_screen import View, choose_view, render, summary
@@ -59,14 +61,23 @@ class Training:
         self.faults = tempfile.TemporaryDirectory(prefix="holdfast-demo-")
         self.errors = tempfile.TemporaryFile()
         self.unread = b""
-        run.start(time.monotonic())
+        self.began: float | None = None
         command = [sys.executable, str(TRAINING), loader, "--faults", self.faults.name]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
         )
-        assert self.process.stdout is not None
-        self.reports = self.process.stdout.fileno()
-        os.set_blocking(self.reports, False)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.orders, self.reports = self.process.stdin, self.process.stdout
+        os.set_blocking(self.reports.fileno(), False)
+
+    def begin(self) -> None:
+        """Let it train; until now it has made its imports and waited."""
+        self.began = time.monotonic()
+        try:
+            self.orders.write(b"begin\n")
+            self.orders.close()
+        except BrokenPipeError:
+            pass  # it is dead already; `attend` finds out why
 
     def attend(self) -> None:
         """Read its reports, strike if it is time, notice its end."""
@@ -74,7 +85,7 @@ class Training:
         self._read()
         if ended:
             self._end()
-        elif time.monotonic() - (self.run.began or 0) > PATIENCE:
+        elif self.began is not None and time.monotonic() > self.began + PATIENCE:
             self.errors.write(f"DemoError: not done within {PATIENCE:.0f} s".encode())
             self.process.kill()
         else:
@@ -86,9 +97,8 @@ class Training:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self.errors.close()
+        for file in (self.orders, self.reports, self.errors):
+            file.close()
         self.faults.cleanup()
         for pidfd in self.pidfds.values():
             os.close(pidfd)
@@ -97,7 +107,7 @@ class Training:
     def _read(self) -> None:
         while True:
             try:
-                part = os.read(self.reports, 1 << 16)
+                part = os.read(self.reports.fileno(), 1 << 16)
             except BlockingIOError:
                 return
             if not part:
@@ -142,17 +152,32 @@ class Training:
         self.run.end(self.process.returncode, errors, time.monotonic())
 
 
-def watch(trainings: Sequence[Training], view: View) -> None:
-    """Until all of them have ended."""
-    try:
-        while going_on := [one for one in trainings if one.run.exit_status is None]:
-            for training in going_on:
-                training.attend()
-            view.update()
-            time.sleep(TICK)
-    finally:
+def watch(trainings: Sequence[Training], view: View, until: Callable[[], bool]) -> None:
+    while not until():
         for training in trainings:
-            training.close()
+            if training.run.exit_status is None:
+                training.attend()
+        view.update()
+        time.sleep(TICK)
+
+
+def perform(reference: Run, torch: Run, holdfast: Run) -> None:
+    """The three trainings, on the screen."""
+    with choose_view((reference, torch, holdfast)) as view, ExitStack() as processes:
+
+        def prepare(*arguments: Any) -> Training:
+            return processes.enter_context(closing(Training(*arguments)))
+
+        undisturbed = prepare(reference, "torch", ())
+        undisturbed.begin()
+        watch([undisturbed], view, until=lambda: reference.batches > 0 or reference.died)
+        # Their imports take a while, and the undisturbed run leaves the processor time for them.
+        disturbed = [prepare(torch, "torch", ONE_KILL), prepare(holdfast, "holdfast", STORM)]
+        watch([undisturbed], view, until=lambda: reference.exit_status is not None)
+        if reference.finished:
+            for training in disturbed:
+                training.begin()
+            watch(disturbed, view, until=lambda: None not in (torch.exit_status, holdfast.exit_status))
 
 
 def surprises(reference: Run, torch: Run, holdfast: Run) -> list[str]:
@@ -200,22 +225,14 @@ def conclude(reference: Run, torch: Run, holdfast: Run) -> int:
 
 
 def main() -> int:
-    reference = Run("torch, undisturbed", "torch.utils.data.DataLoader")
-    torch = Run("torch, disturbed", "torch.utils.data.DataLoader")
-    holdfast = Run("holdfast, disturbed", "holdfast.DataLoader")
-    runs = (reference, torch, holdfast)
+    reference = Run("undisturbed", "torch.utils.data.DataLoader")
+    torch = Run("torch", "torch.utils.data.DataLoader")
+    holdfast = Run("holdfast", "holdfast.DataLoader")
     try:
-        with choose_view(runs) as view:
-            watch([Training(reference, "torch", ())], view)
-            if reference.finished:
-                disturbed = [
-                    Training(torch, "torch", ONE_KILL),
-                    Training(holdfast, "holdfast", STORM),
-                ]
-                watch(disturbed, view)
+        perform(reference, torch, holdfast)
     except KeyboardInterrupt:
         return 130
-    return conclude(*runs)
+    return conclude(reference, torch, holdfast)
 
 
 if __name__ == "__main__":

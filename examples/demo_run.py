@@ -53,8 +53,7 @@ class Run:
 
     name: str
     loader: str
-    began: float | None = None
-    ended: float | None = None
+    began: bool = False
     exit_status: int | None = None
     errors: str = ""  # all it wrote to standard error
     batches: int = 0
@@ -86,9 +85,6 @@ class Run:
 
     # -- what happens ---------------------------------------------------------------------
 
-    def start(self, now: float) -> None:
-        self.began = now
-
     def handle(self, event: Event) -> None:
         """Take in one report of the training or of one of its workers."""
         handlers = {
@@ -115,7 +111,7 @@ class Run:
         self._tell(now, f"worker {worker} (pid {place.pid}) {deeds[kind]}")
 
     def end(self, exit_status: int, errors: str, now: float) -> None:
-        self.exit_status, self.errors, self.ended = exit_status, errors, now
+        self.exit_status, self.errors = exit_status, errors
         if self.died:
             for worker in self.workers.values():
                 worker.up = False
@@ -124,7 +120,8 @@ class Run:
     # -- reports --------------------------------------------------------------------------
 
     def _begun(self, event: Event) -> None:
-        self._tell(event["time"], f"begins to train, with {WORKERS} workers")
+        self.began = True
+        self._tell(event["time"], f"training begins, with {WORKERS} workers")
 
     def _worker_started(self, event: Event) -> None:
         self.workers[event["worker"]] = Worker(event["pid"])
@@ -136,10 +133,8 @@ class Run:
                 continue
             if strike.incident["batch"] in (event["batch"], None):
                 strike.delay = event["arrived"] - strike.time
-                self._tell(
-                    event["arrived"],
-                    f"worker {strike.worker}'s batch was there after {seconds(strike.delay)}",
-                )
+                text = f"worker {strike.worker}'s batch was there after {seconds(strike.delay)}"
+                self._tell(event["time"], text)
 
     def _step_done(self, event: Event) -> None:
         self.losses.append(event["loss"])

@@ -58,9 +58,10 @@ class Lines:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.shown = [0] * len(runs)
+        self.began = time.monotonic()
 
     def __enter__(self) -> Lines:
-        print(f"{PURPOSE}\n")
+        print(f"{PURPOSE}\n", flush=True)
         return self
 
     def update(self) -> None:
@@ -69,8 +70,7 @@ class Lines:
             news += [(when, run, text) for when, text in run.news[self.shown[place] :]]
             self.shown[place] = len(run.news)
         for when, run, text in sorted(news, key=lambda item: item[0]):
-            assert run.began is not None
-            print(f"{when - run.began:5.1f} s  {run.name:<18}  {text}", flush=True)
+            print(f"{when - self.began:5.1f} s  {run.name:<12} {text}", flush=True)
 
     def __exit__(
         self,
@@ -152,10 +152,9 @@ def _pane(run: Run, reference: Run, width: int) -> list[Line]:
 
 
 def _progress(run: Run, reference: Run, width: int) -> list[Line]:
-    if run.began is None:
-        return [[("dim", "waits for the undisturbed run")], [], [], []]
     if not run.batches:
-        return [[("dim", "starting")], [], [], []]
+        text = "starting" if run.began else "waits for the undisturbed run"
+        return [[("dim", text)], [], [], []]
     epoch = min(EPOCHS, 1 + (run.batches - 1) // BATCHES)
     place = f"epoch {epoch}/{EPOCHS}   batch {run.batches:>3}/{TOTAL}"
     loss = _loss(run)

@@ -1,7 +1,8 @@
 """The training run of the demo, an ordinary script: a small network learns to tell shapes apart.
 
-`demo.py` starts it with the loader to use. It reports what it does on standard output, one JSON
-object per line, and dies of an error like any other script.
+`demo.py` starts it with the loader to use, and with a line on standard input when it is to begin. It
+reports what it does on standard output, one JSON object per line, and dies of an error like any
+other script.
 
 Loading a sample draws from the random state of `torch`, `random` and `numpy` in its worker, as
 augmentations do. So the final loss depends on every random number that every worker draws, and a
@@ -192,6 +193,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(7)
+    if not sys.stdin.readline():
+        return  # the demo is gone
     report("begin")
     model = nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),

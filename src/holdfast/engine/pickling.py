@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+from holdfast.memory import codec
 
 __all__ = ["explain_pickle_error", "find_unpicklable"]
 
@@ -67,7 +67,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _pickles(value: Any) -> bool:
     try:
-        ForkingPickler.dumps(value, pickle.HIGHEST_PROTOCOL)
+        codec.encode(value, None)
     except RuntimeError:
         return True  # locks and queues that pickle only while a process is being started
     except Exception:

@@ -458,11 +458,13 @@ class Pool:
         actions = machine.handle(m.WorkerDied(worker, before, death))
         if machine.failure is not None:
             action = "gave up"
+        elif head is not None and isinstance(head.result, m.Poisoned):
+            action = "replaced; the sample is given up"
         elif any(isinstance(one, m.Start) for one in actions):
             action = "replaced, nothing lost"
-            self.stats.restarts += 1
         else:
             action = "none needed"
+        self.stats.restarts += any(isinstance(one, m.Start) for one in actions)
         incident = Incident(
             cause=cause,
             worker_id=worker,

@@ -35,6 +35,7 @@ from holdfast.engine.channel import Channel
 from holdfast.engine.exceptions import Failure, describe
 from holdfast.engine.faults import Faults
 from holdfast.engine.fetch import IterableFetcher, MapFetcher
+from holdfast.engine.pickling import find_unpicklable
 from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
@@ -262,12 +263,6 @@ class _Worker:
         assert fetcher is not None
         try:
             batch = fetcher.fetch(number, index)
-            fetcher.position, fetcher.step = None, "send"
-            self.recorder.note(number, -1, SEND)
-            if self.faults:
-                self.faults.strike("before-encode", number)
-            frame = codec.encode(batch, self.arena)
-            del batch
         except StopIteration as stop:
             if self.blueprint.iterable:
                 self.exhausted = True
@@ -277,7 +272,27 @@ class _Worker:
         except BaseException as error:
             self._fail(number, error)
         else:
-            self._answer(BATCH, number, frame)
+            frame = self._encode(number, batch)
+            del batch  # or its part of the arena would stay in use on this side
+            if frame is not None:
+                self._answer(BATCH, number, frame)
+
+    def _encode(self, number: int, batch: Any) -> bytes | None:
+        """The batch as it will be sent; None if it does not pickle, which is then the answer."""
+        fetcher = self.fetcher
+        assert fetcher is not None
+        fetcher.position, fetcher.step = None, "send"
+        self.recorder.note(number, -1, SEND)
+        if self.faults:
+            self.faults.strike("before-encode", number)
+        try:
+            return codec.encode(batch, self.arena)
+        except BaseException as error:
+            path = find_unpicklable(batch, "batch")
+            if path is not None and len(error.args) == 1:
+                error.args = (f"{error}: {path} cannot be sent to the main process",)
+            self._fail(number, error)
+            return None
 
     def _fail(self, number: int, error: BaseException) -> None:
         fetcher = self.fetcher
