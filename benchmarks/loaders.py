@@ -82,7 +82,8 @@ def nodes(workload: Workload) -> Iterable[Batch]:
         method="process",
         multiprocessing_context="fork",
     )
-    return Loader(mapper)
+    batches: Iterable[Batch] = Loader(mapper)
+    return batches
 
 
 def spdl(workload: Workload) -> Iterator[Batch]:

@@ -153,10 +153,12 @@ class TrappedStream(Stream):
 
 def check(workload: Workload, loader: Loader, _: float) -> Values:
     """Does this loader really make these batches, in two processes that are not this one?"""
-    prepare(workload, loader)
     with tempfile.TemporaryDirectory() as folder:
         witness = Witness(folder, workload.collate_fn or default_collate)
-        batches = iter(loader.start(dataclasses.replace(workload, collate_fn=witness)))
+        witnessed = dataclasses.replace(workload, collate_fn=witness)
+        prepare(witnessed, loader)
+        Path(folder, str(os.getpid())).unlink()  # from the preparations
+        batches = iter(loader.start(witnessed))
         wrong = [n for n in range(12) if not equal(next(batches), workload.batch(n))]
         pids = {int(name) for name in os.listdir(folder)}
     problems = [f"batch {number} is not what it should be" for number in wrong]
@@ -195,9 +197,7 @@ def touch(workload: Workload, batch: Batch) -> None:
     workload.first(batch).view(-1)[0].item()
 
 
-def consume(
-    workload: Workload, batches: Iterator[Batch], seconds: float
-) -> tuple[int, float]:
+def consume(workload: Workload, batches: Iterator[Batch], seconds: float) -> tuple[int, float]:
     """Take batches for so long. How many came, and how long it really took."""
     count, elapsed = 0, 0.0
     began = time.perf_counter()

@@ -205,9 +205,7 @@ WORKLOADS = {
         Workload("tiny", "32 samples of 4 floats", 32, tiny),
         Workload("tokens", "32 samples of 512 int64", 32, tokens),
         Workload("ragged", "32 texts, padded, with strings", 32, ragged, pad, lambda b: b["ids"]),
-        Workload(
-            "nested", "32 dicts of 20 tensors", 32, nested, first=lambda b: b["feature_00"]
-        ),
+        Workload("nested", "32 dicts of 20 tensors", 32, nested, first=lambda b: b["feature_00"]),
         Workload("jpeg", "32 JPEGs: decode, resize, crop", 32, jpeg),
         Workload("iterable", "32 records of a stream, 3×64×64", 32, iterable),
     )

@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from demo_run import TOTAL, Run
 from demo_screen import View, choose_view, render, summary
@@ -38,15 +38,15 @@ class Blow:
     what: str  # "kill one", "kill all", "segfault", "hang"
 
 
-ONE_KILL = (Blow(75, "kill one"),)
+ONE_KILL = (Blow(60, "kill one"),)
 STORM = (
-    Blow(15, "kill one"),
-    Blow(35, "segfault"),
-    Blow(55, "kill one"),
-    Blow(75, "kill all"),
-    Blow(95, "hang"),
-    Blow(115, "kill one"),
-    Blow(130, "kill one"),
+    Blow(12, "kill one"),
+    Blow(28, "segfault"),
+    Blow(44, "kill one"),
+    Blow(60, "kill all"),
+    Blow(75, "hang"),
+    Blow(92, "kill one"),
+    Blow(105, "kill one"),
 )
 
 
@@ -56,17 +56,18 @@ class Training:
     def __init__(self, run: Run, loader: str, blows: Sequence[Blow]) -> None:
         self.run = run
         self.blows = list(blows)
-        self.dice = random.Random(2)
+        self.dice = random.Random(2)  # whom a blow hits
         self.pidfds: dict[int, int] = {}
         self.faults = tempfile.TemporaryDirectory(prefix="holdfast-demo-")
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self.unread = b""
         self.began: float | None = None
         command = [sys.executable, str(TRAINING), loader, "--faults", self.faults.name]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
         )
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.orders, self.reports = self.process.stdin, self.process.stdout
         os.set_blocking(self.reports.fileno(), False)
 
@@ -155,7 +156,7 @@ class Training:
 def watch(trainings: Sequence[Training], view: View, until: Callable[[], bool]) -> None:
     while not until():
         for training in trainings:
-            if training.run.exit_status is None:
+            if not training.run.ended:
                 training.attend()
         view.update()
         time.sleep(TICK)
@@ -165,19 +166,20 @@ def perform(reference: Run, torch: Run, holdfast: Run) -> None:
     """The three trainings, on the screen."""
     with choose_view((reference, torch, holdfast)) as view, ExitStack() as processes:
 
-        def prepare(*arguments: Any) -> Training:
-            return processes.enter_context(closing(Training(*arguments)))
+        def prepare(run: Run, loader: str, blows: Sequence[Blow] = ()) -> Training:
+            return processes.enter_context(closing(Training(run, loader, blows)))
 
-        undisturbed = prepare(reference, "torch", ())
+        undisturbed = prepare(reference, "torch")
         undisturbed.begin()
         watch([undisturbed], view, until=lambda: reference.batches > 0 or reference.died)
         # Their imports take a while, and the undisturbed run leaves the processor time for them.
         disturbed = [prepare(torch, "torch", ONE_KILL), prepare(holdfast, "holdfast", STORM)]
-        watch([undisturbed], view, until=lambda: reference.exit_status is not None)
-        if reference.finished:
+        watch([undisturbed], view, until=lambda: reference.through or reference.died)
+        if reference.through:
             for training in disturbed:
                 training.begin()
-            watch(disturbed, view, until=lambda: None not in (torch.exit_status, holdfast.exit_status))
+            all_of_them = [undisturbed, *disturbed]
+            watch(all_of_them, view, until=lambda: all(one.run.ended for one in all_of_them))
 
 
 def surprises(reference: Run, torch: Run, holdfast: Run) -> list[str]:
@@ -190,8 +192,8 @@ def surprises(reference: Run, torch: Run, holdfast: Run) -> list[str]:
     elif "DataLoader worker" not in torch.error:
         found.append(f"torch's run died, but not of its worker's death: {torch.error}")
     if not holdfast.finished:
-        found.append(f"holdfast's run died: {holdfast.error}")
-    elif holdfast.final_loss != reference.final_loss:
+        return [*found, f"holdfast's run died: {holdfast.error}"]
+    if holdfast.final_loss != reference.final_loss:
         found.append("holdfast's final loss is not that of the undisturbed run")
     elif holdfast.same_losses(reference) != TOTAL:
         found.append("holdfast's final loss is the undisturbed one, but not all losses before it")
@@ -214,20 +216,28 @@ def conclude(reference: Run, torch: Run, holdfast: Run) -> int:
     unexpected = surprises(reference, torch, holdfast)
     if not unexpected:
         print(
-            f" One death ended torch's run; holdfast's went through {len(holdfast.strikes)} "
-            "to the same loss, bit for bit."
+            f" One dead worker ended torch's run; holdfast's lost {len(holdfast.strikes)} of them\n"
+            " and arrived at the undisturbed loss, bit for bit."
         )
         return 0
     print(" This is not what should have happened:")
     for surprise in unexpected:
         print(f" - {surprise}")
+    for run in (reference, holdfast):
+        if run.died and run.errors:
+            print(f"\n {run.name} wrote at its end:\n")
+            print(textwrap.indent("\n".join(run.errors.splitlines()[-20:]), "   "))
     return 1
 
 
 def main() -> int:
     reference = Run("undisturbed", "torch.utils.data.DataLoader")
-    torch = Run("torch", "torch.utils.data.DataLoader")
-    holdfast = Run("holdfast", "holdfast.DataLoader")
+    torch = Run("torch", "torch.utils.data.DataLoader", "One worker will be killed.")
+    holdfast = Run(
+        "holdfast",
+        "holdfast.DataLoader",
+        "Workers will be killed one by one and all at once, one will crash in a sample, one hang.",
+    )
     try:
         perform(reference, torch, holdfast)
     except KeyboardInterrupt:

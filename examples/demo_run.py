@@ -10,7 +10,7 @@ from typing import Any
 
 # What the demo and the training agree on.
 EPOCHS = 3
-BATCHES = 50  # in an epoch
+BATCHES = 40  # in an epoch
 TOTAL = EPOCHS * BATCHES
 WORKERS = 3
 STALL_TIMEOUT = 2.0  # seconds
@@ -28,6 +28,15 @@ class Strike:
     time: float
     incident: Event | None = None  # what holdfast had to say about it
     delay: float | None = None  # seconds until the trainer had the batch that was lost
+
+    @property
+    def action(self) -> str:
+        """What holdfast did about it."""
+        if self.incident is None:
+            return "nothing"
+        if self.incident["cause"] == "stalled":
+            return "killed, then replaced"
+        return str(self.incident["action"])
 
     @property
     def activity(self) -> str:
@@ -53,6 +62,7 @@ class Run:
 
     name: str
     loader: str
+    plan: str = ""  # what will be done to it
     began: bool = False
     exit_status: int | None = None
     errors: str = ""  # all it wrote to standard error
@@ -65,19 +75,28 @@ class Run:
     news: list[tuple[float, str]] = field(default_factory=list)  # for those who read lines
 
     @property
+    def through(self) -> bool:
+        """Whether it has trained to the end; its process may still be there."""
+        return self.final_loss is not None
+
+    @property
+    def ended(self) -> bool:
+        return self.exit_status is not None
+
+    @property
     def finished(self) -> bool:
-        """Whether it came to its end, with a loss to show."""
-        return self.exit_status == 0 and self.final_loss is not None
+        return self.exit_status == 0 and self.through
 
     @property
     def died(self) -> bool:
-        return self.exit_status is not None and not self.finished
+        return self.ended and not self.finished
 
     @property
     def error(self) -> str:
         """The last word of a run that died: the message of the exception it died of."""
-        last = [line.strip() for line in self.errors.splitlines() if "Error: " in line]
-        return last[-1] if last else self.errors.strip().splitlines()[-1] if self.errors else ""
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        named = [line for line in lines if "Error: " in line]
+        return (named or lines or [f"exit status {self.exit_status}"])[-1]
 
     def same_losses(self, other: Run) -> int:
         """How many of the losses so far are those of the other run, to the last bit."""

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
-from demo_run import BATCHES, EPOCHS, STALL_TIMEOUT, TOTAL, WORKERS, Run, Strike, seconds
+from demo_run import BATCHES, EPOCHS, TOTAL, WORKERS, Run, Strike, seconds
 
 WIDEST = 120
-NARROWEST, LOWEST = 72, 22  # what the panes need
-PANE_LINES = 14
+NARROWEST, LOWEST = 78, 23  # what the panes need
+PANE_LINES = 16
 FRAMES_PER_SECOND = 15
 
 Span = tuple[str, str]  # style, text
@@ -126,28 +126,28 @@ def frame(runs: Sequence[Run], width: int) -> list[Line]:
     half = width // 2
     left = _pane(torch, reference, half)
     right = _pane(holdfast, reference, width - half)
-    lines: list[Line] = [[("bold", " " + part)] for part in textwrap.wrap(PURPOSE, width - 2)]
-    lines += [[], _reference(reference, width), []]
+    lines: list[Line] = [[("bold", f" {PURPOSE}")], [], _reference(reference, width), []]
     return lines + [one + other for one, other in zip(left, right, strict=True)]
 
 
 def _reference(run: Run, width: int) -> Line:
     head = f" {run.name}  "
-    if run.finished:
-        tail = f"  {run.batches:>3}/{TOTAL}  {_loss(run)}"
-    else:
-        tail = f"  {run.batches:>3}/{TOTAL}  {'' if run.losses else 'starting'}"
+    loss = f"final {_loss(run)}" if run.through else _loss(run) or "starting"
+    tail = f"  batch {run.batches:>3}/{TOTAL}  {loss:<16}"
     return [("", head), *_bar(run, width - len(head) - len(tail) - 1), ("", tail)]
 
 
 def _pane(run: Run, reference: Run, width: int) -> list[Line]:
     inner = width - 4
-    body = [*_progress(run, reference, inner), [("dim", "─" * inner)], *_story(run, inner)]
+    body = [*_progress(run, reference, inner), [("dim", "─" * inner)]]
+    story, end = _story(run, inner), _end(run, reference, inner)
+    room = PANE_LINES - len(body) - len(end)
+    body += [*story[-room:], *end]
     body += [[] for _ in range(PANE_LINES - len(body))]
     title = f" {run.loader} "
     top: Line = [("dim", "╭─"), ("bold", title), ("dim", "─" * (inner - len(title) + 1) + "╮")]
     bottom: Line = [("dim", f"╰{'─' * (inner + 2)}╯")]
-    sides = [[("dim", "│ "), *_fit(line, inner), ("dim", " │")] for line in body[:PANE_LINES]]
+    sides = [[("dim", "│ "), *_fit(line, inner), ("dim", " │")] for line in body]
     return [top, *sides, bottom]
 
 
@@ -156,7 +156,7 @@ def _progress(run: Run, reference: Run, width: int) -> list[Line]:
         text = "starting" if run.began else "waits for the undisturbed run"
         return [[("dim", text)], [], [], []]
     epoch = min(EPOCHS, 1 + (run.batches - 1) // BATCHES)
-    place = f"epoch {epoch}/{EPOCHS}   batch {run.batches:>3}/{TOTAL}"
+    place = f"epoch {epoch}/{EPOCHS}  batch {run.batches:>3}/{TOTAL}"
     loss = _loss(run)
     same = run.same_losses(reference)
     return [
@@ -164,16 +164,15 @@ def _progress(run: Run, reference: Run, width: int) -> list[Line]:
         _bar(run, width),
         _workers(run, width),
         [
-            ("green" if same == len(run.losses) else "red", f"{same} of {len(run.losses)}"),
-            ("", " losses as undisturbed"),
+            ("", "same losses as undisturbed: "),
+            ("green" if same == len(run.losses) else "red", f"{same}/{len(run.losses)}"),
         ],
     ]
 
 
 def _loss(run: Run) -> str:
-    if run.final_loss is not None:
-        return f"final loss {float.fromhex(run.final_loss):.4f}"
-    return f"loss {float.fromhex(run.losses[-1]):.4f}" if run.losses else ""
+    last = run.final_loss or (run.losses[-1] if run.losses else None)
+    return "" if last is None else f"loss {float.fromhex(last):.3f}"
 
 
 def _bar(run: Run, width: int) -> Line:
@@ -196,13 +195,24 @@ def _workers(run: Run, width: int) -> Line:
 
 
 def _story(run: Run, width: int) -> list[Line]:
-    lines = [_strike(run, strike, width) for strike in run.strikes]
+    if not run.strikes:
+        return [[("dim", part)] for part in textwrap.wrap(run.plan, width)]
+    return [_strike(run, strike, width) for strike in run.strikes]
+
+
+def _end(run: Run, reference: Run, width: int) -> list[Line]:
     if run.died:
-        lines.append([])
-        lines += [[("red", part)] for part in textwrap.wrap(run.error, width)]
+        message: list[Line] = [[("red", part)] for part in textwrap.wrap(run.error, width)]
         verdict = f"Exit status {run.exit_status}, {TOTAL - run.batches} batches missing."
-        lines += [[], [("bold", verdict)]]
-    return lines
+        return [[], *message[: PANE_LINES // 2], [], [("bold", verdict)]]
+    if not run.through:
+        return []
+    same = run.final_loss == reference.final_loss
+    verdict = "the undisturbed one, bit for bit" if same else "not the undisturbed one"
+    return [
+        [("bold", f"Final loss {run.final_loss}:")],
+        [("green" if same else "red", f"{verdict}.")],
+    ]
 
 
 def _strike(run: Run, strike: Strike, width: int) -> Line:
@@ -213,8 +223,9 @@ def _strike(run: Run, strike: Strike, width: int) -> Line:
         return [*line, ("green", "✓"), ("", f" batch in {seconds(strike.delay)}")]
     if run.died:
         return [*line, ("red", "✗"), ("", " the run died")]
-    waiting = "no sign of life" if strike.kind == "hang" else "down"
-    return [*line, ("red", "✗"), ("", f" {waiting}")]
+    if strike.incident is not None:
+        return [*line, ("yellow", "…"), ("", " makes it again")]
+    return [*line, ("red", "✗"), ("", " no sign of life" if strike.kind == "hang" else " down")]
 
 
 # -- the summary --------------------------------------------------------------------------
@@ -223,20 +234,20 @@ def _strike(run: Run, strike: Strike, width: int) -> Line:
 def summary(runs: Sequence[Run]) -> list[Line]:
     """What happened, in a table of at most 80 columns."""
     reference, torch, holdfast = runs
-    head = _row("what", "worker", "while it was", "what holdfast did", "lost batch")
+    head = _row("what", "worker", "while it was", "what holdfast did", "its batch came")
     lines: list[Line] = [[("bold", head)]]
     for strike in holdfast.strikes:
-        action = strike.incident["action"] if strike.incident else "nothing"
         delay = "never" if strike.delay is None else f"after {seconds(strike.delay)}"
-        row = _row(strike.kind, str(strike.worker), strike.activity, action, delay)
+        row = _row(strike.kind, str(strike.worker), strike.activity, strike.action, delay)
         lines.append([("", row)])
-    lines += _where_it_hung(holdfast)
+    note = "Times: from the blow until the trainer had that batch; making one takes 0.1 s."
+    lines += [[("dim", f" {note}")], *_where_it_hung(holdfast)]
     lines += [[], [("bold", " final loss")]]
     return lines + [_final(run, reference) for run in (reference, torch, holdfast)]
 
 
 def _row(what: str, worker: str, activity: str, action: str, delay: str) -> str:
-    return f" {what:<9} {worker:<7} {activity:<20} {action:<24} {delay:>13}"
+    return f" {what:<9} {worker:<7} {activity:<20} {action:<22} {delay:>15}"
 
 
 def _where_it_hung(run: Run) -> list[Line]:
@@ -246,14 +257,14 @@ def _where_it_hung(run: Run) -> list[Line]:
             continue
         for line in strike.incident["stack"].splitlines():
             if "demo_training.py" in line:
-                place = line.strip().partition("demo_training.py")[2]
-                text = f" The hang ended after stall_timeout={STALL_TIMEOUT:g} s; it was in demo_training.py"
-                return [[("dim", text + place.replace('",', ","))]]
+                place = line.strip().partition("demo_training.py")[2].replace('"', "")
+                text = f" The hang, by the stack that holdfast kept: demo_training.py{place}"
+                return [[("dim", text)]]
     return []
 
 
 def _final(run: Run, reference: Run) -> Line:
-    line: Line = [("", f" {run.name:<20}")]
+    line: Line = [("", f" {run.name:<13}")]
     if run.final_loss is None:
         return [*line, ("red", f"none: it died at batch {run.batches} of {TOTAL}")]
     line.append(("", f"{run.final_loss:<24}"))
@@ -267,10 +278,7 @@ def _final(run: Run, reference: Run) -> Line:
 
 # -- text ---------------------------------------------------------------------------------
 
-PURPOSE = (
-    f"The same training three times: {TOTAL} batches, {WORKERS} workers. "
-    "Only the loader differs."
-)
+PURPOSE = f"One training, three times: {TOTAL} batches, {WORKERS} workers, the same seed."
 
 
 def _width() -> int:
@@ -294,6 +302,4 @@ def render(line: Line) -> str:
     plain = "NO_COLOR" in os.environ or not sys.stdout.isatty()
     if plain:
         return "".join(text for _, text in line).rstrip()
-    return "".join(
-        f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style else text for style, text in line
-    )
+    return "".join(f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style else text for style, text in line)

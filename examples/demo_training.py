@@ -1,8 +1,7 @@
 """The training run of the demo, an ordinary script: a small network learns to tell shapes apart.
 
-`demo.py` starts it with the loader to use, and with a line on standard input when it is to begin. It
-reports what it does on standard output, one JSON object per line, and dies of an error like any
-other script.
+`demo.py` starts it with the loader to use, and sends it a line when it is to begin. It reports what
+it does on standard output, one JSON object per line, and dies of an error like any other script.
 
 Loading a sample draws from the random state of `torch`, `random` and `numpy` in its worker, as
 augmentations do. So the final loss depends on every random number that every worker draws, and a
@@ -26,14 +25,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from demo_run import BATCHES, EPOCHS, STALL_TIMEOUT, WORKERS
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, get_worker_info
 
-from demo_run import BATCHES, EPOCHS, STALL_TIMEOUT, WORKERS
-
 SIZE = 32  # pixels each way
 BATCH_SIZE = 24
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
 READ_SECONDS = 0.004  # what fetching one picture from a network disk may take
 HELD_OUT = range(1_000_000, 1_000_256)  # pictures that are never trained on
 Sample = tuple[Tensor, int]
@@ -42,7 +41,7 @@ Sample = tuple[Tensor, int]
 def report(event: str, **details: Any) -> None:
     """Write one line in one piece: workers write into the same pipe."""
     line = json.dumps({"event": event, "time": time.monotonic(), **details})
-    os.write(sys.__stdout__.fileno(), line.encode() + b"\n")
+    os.write(1, line.encode() + b"\n")
 
 
 # -- data ---------------------------------------------------------------------------------
@@ -65,7 +64,7 @@ class Shapes(Dataset[Sample]):
         if random.random() < 0.5:
             image = image.flip(-1)
         gain = float(np.random.uniform(0.5, 1.5))
-        return image * gain + 0.3 * torch.randn(image.shape), label
+        return image * gain + 0.2 * torch.randn(image.shape), label
 
 
 def draw(index: int) -> Sample:
@@ -102,6 +101,7 @@ def suffer(folder: Path, sample: int) -> None:
         except FileNotFoundError:
             continue
         info = get_worker_info()
+        assert info is not None
         report("fault", fault=fault.__name__, worker=info.id, pid=os.getpid(), sample=sample)
         fault()
 
@@ -134,18 +134,18 @@ def make_loader(which: str, dataset: Shapes) -> Any:
     )
 
 
-def batches(loader: Any) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+def batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """All epochs, one batch after the other; incidents are reported before the batch they delay."""
     told = 0
-    for epoch in range(EPOCHS):
+    for _ in range(EPOCHS):
         for number, (images, labels) in enumerate(loader):
             arrived = time.monotonic()
             incidents = getattr(loader, "incidents", ())
             for incident in incidents[told:]:
                 tell(incident)
             told = len(incidents)
-            report("batch", epoch=epoch, batch=number, arrived=arrived)
-            yield epoch, number, images, labels
+            report("batch", batch=number, arrived=arrived)
+            yield images, labels
 
 
 def tell(incident: Any) -> None:
@@ -165,13 +165,22 @@ def tell(incident: Any) -> None:
 
 
 def train(loader: Any, model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _, _, images, labels in batches(loader):
-        optimizer.zero_grad()
+    """Stochastic gradient descent with momentum.
+
+    Written out, because `torch.optim` imports torch's compiler, which takes longer than all this.
+    """
+    parameters = list(model.parameters())
+    velocities = [torch.zeros_like(parameter) for parameter in parameters]
+    for images, labels in batches(loader):
         loss = cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        report("loss", loss=loss.item().hex())
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, velocity, gradient in zip(
+                parameters, velocities, gradients, strict=True
+            ):
+                velocity.mul_(MOMENTUM).add_(gradient)
+                parameter.sub_(LEARNING_RATE * velocity)
+        report("loss", loss=float(loss).hex())
 
 
 def examine(model: nn.Module) -> None:
@@ -181,7 +190,7 @@ def examine(model: nn.Module) -> None:
     with torch.no_grad():
         answers = model(torch.stack([image for image, _ in pictures]))
     right = (answers.argmax(1) == labels).float().mean().item()
-    report("end", loss=cross_entropy(answers, labels).item().hex(), accuracy=right)
+    report("end", loss=float(cross_entropy(answers, labels)).hex(), accuracy=right)
 
 
 def main() -> None:
@@ -191,7 +200,7 @@ def main() -> None:
     given = arguments.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are meant; no core files
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     torch.manual_seed(7)
     if not sys.stdin.readline():
         return  # the demo is gone

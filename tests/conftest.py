@@ -3,8 +3,8 @@
 A leak is reported as an error of the test that caused it. What does not work here is to compare
 all processes of the machine before and after, since other people's runs come and go meanwhile; so
 only our descendants count, and orphans in our process group (a worker of a trainer that the
-test killed is no descendant of ours any more). Names in `/dev/shm` count unless a living stranger's
-pid is part of the name. Both are given a moment to go away, because a process that is told to stop
+test killed is no descendant of ours any more). Names in `/dev/shm` count unless a stranger uses
+them. Both are given a moment to go away, because a process that is told to stop
 is still there for some milliseconds.
 """
 
@@ -14,7 +14,6 @@ import faulthandler
 import functools
 import gc
 import os
-import re
 import subprocess
 import sys
 import time
@@ -58,7 +57,7 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
     left_processes = _wait_until_gone(lambda: [p for p in _our_processes() if p not in processes])
-    left_names = _wait_until_gone(lambda: sorted(_shm_names() - names))
+    left_names = _wait_until_gone(lambda: _without_strangers(_shm_names() - names))
 
     described = [_describe(process) for process in left_processes]
     for process in left_processes:
@@ -66,8 +65,6 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             process.kill()
         except psutil.Error:
             pass
-    for name in left_names:
-        (SHM / name).unlink(missing_ok=True)
     # A test that failed half-way had no chance to clean up: one error is enough.
     if request.node.stash.get(_failed, False):
         return
@@ -137,24 +134,26 @@ def _is_zombie_of_a_stranger(process: psutil.Process, me: psutil.Process) -> boo
 
 def _shm_names() -> set[str]:
     try:
-        names = set(os.listdir(SHM))
+        return set(os.listdir(SHM))
     except OSError:
         return set()
-    return {name for name in names if not _belongs_to_a_stranger(name)}
 
 
-def _belongs_to_a_stranger(name: str) -> bool:
-    """torch's names hold the pid of their maker: `torch_<pid>_<number>_<number>`."""
-    match = re.match(r"torch_(\d+)_", name)
-    if match is None:
-        return False
-    pid = int(match.group(1))
-    if pid == os.getpid() or not psutil.pid_exists(pid):
-        return False
-    try:
-        return os.getpid() not in {parent.pid for parent in psutil.Process(pid).parents()}
-    except psutil.Error:
-        return False
+def _without_strangers(names: set[str]) -> list[str]:
+    """Leave out names that a process maps which is not ours, or that hold its pid (torch's do:
+    `torch_<pid>_…`): they come from somebody else's run."""
+    if not names:
+        return []
+    ours = {os.getpid(), *(process.pid for process in _our_processes())}
+    strangers = set(psutil.pids()) - ours
+    for pid in strangers:
+        names = {name for name in names if not name.startswith(f"torch_{pid}_")}
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+        except OSError:
+            continue
+        names = {name for name in names if f"/dev/shm/{name}" not in maps}
+    return sorted(names)
 
 
 def _describe(process: psutil.Process) -> str:

@@ -180,6 +180,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _iterator(self, iterator: Any) -> None:
         self._runtime.iterator = iterator
 
+    @_iterator.deleter
+    def _iterator(self) -> None:
+        self._runtime.iterator = None
+
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:

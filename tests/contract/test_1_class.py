@@ -48,11 +48,15 @@ def test_a_user_may_subclass_it_plainly_or_with_a_type(loader_class: Any) -> Non
         assert [batch.tolist() for batch in kind(Numbers(3), batch_size=2)] == [[0, 1], [2]]
 
 
-def test_the_signature_begins_with_torchs_and_adds_only_keyword_options(holdfast_class: Any) -> None:
+def test_the_signature_begins_with_torchs_and_adds_only_keyword_options(
+    holdfast_class: Any,
+) -> None:
     torchs = inspect.signature(STOCK.__init__).parameters
     ours = inspect.signature(holdfast_class.__init__).parameters
     positional = [name for name, each in torchs.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
-    assert [name for name, each in ours.items() if each.kind is each.POSITIONAL_OR_KEYWORD] == positional
+    assert [
+        name for name, each in ours.items() if each.kind is each.POSITIONAL_OR_KEYWORD
+    ] == positional
     for name, each in torchs.items():
         assert (ours[name].default, ours[name].kind) == (each.default, each.kind), name
     extra = [each for name, each in ours.items() if name not in torchs]
@@ -71,9 +75,17 @@ def test_this_version_has_two_options_of_its_own(holdfast_class: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_restarts", 3), ("max_restarts", 0), ("stall_timeout", 7), ("stall_timeout", 12.5), ("stall_timeout", None)],
+    [
+        ("max_restarts", 3),
+        ("max_restarts", 0),
+        ("stall_timeout", 7),
+        ("stall_timeout", 12.5),
+        ("stall_timeout", None),
+    ],
 )
-def test_an_option_is_stored_unconverted_under_its_own_name(holdfast_class: Any, option: str, value: Any) -> None:
+def test_an_option_is_stored_unconverted_under_its_own_name(
+    holdfast_class: Any, option: str, value: Any
+) -> None:
     loader = holdfast_class(Numbers(3), num_workers=2, **{option: value})
     assert vars(loader)[option] is value
 
@@ -173,10 +185,16 @@ def test_given_objects_are_the_attributes_themselves(loader_class: Loader) -> No
     assert loader.generator is generator
     plain = ("batch_size", "num_workers", "pin_memory", "drop_last", "timeout", "prefetch_factor")
     assert [getattr(loader, name) for name in plain] == [2, 2, True, True, 7, 3]
-    assert (loader.persistent_workers, loader.pin_memory_device, loader.in_order) == (True, "cuda", False)
+    assert (loader.persistent_workers, loader.pin_memory_device, loader.in_order) == (
+        True,
+        "cuda",
+        False,
+    )
 
 
-def test_prefetch_factor_becomes_two_with_workers_and_stays_none_without(loader_class: Loader) -> None:
+def test_prefetch_factor_becomes_two_with_workers_and_stays_none_without(
+    loader_class: Loader,
+) -> None:
     assert loader_class(Numbers(5), num_workers=2).prefetch_factor == 2
     assert loader_class(Numbers(5), num_workers=0).prefetch_factor is None
 
@@ -204,12 +222,16 @@ def test_without_batching_samples_are_converted_not_collated(loader_class: Loade
 
 
 @pytest.mark.parametrize(
-    "attribute", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+    "attribute",
+    ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"],
 )
 def test_what_decides_the_stream_cannot_be_set_later(loader_class: Any, attribute: str) -> None:
     loader = loader_class(Numbers(5))
     before = getattr(loader, attribute)
-    with pytest.raises(ValueError, match=f"^{attribute} attribute should not be set after DataLoader is initialized$"):
+    with pytest.raises(
+        ValueError,
+        match=f"^{attribute} attribute should not be set after DataLoader is initialized$",
+    ):
         setattr(loader, attribute, before)
     mine = type("Mine", (loader_class,), {})(Numbers(5))
     with pytest.raises(ValueError, match="after Mine is initialized"):
@@ -249,7 +271,12 @@ def test_a_context_set_later_is_used_and_checked(loader_class: Loader) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "batches"),
-    [({}, True), ({"batch_size": None}, False), ({"batch_sampler": [[0]]}, True), ({"batch_size": None, "sampler": [0]}, False)],
+    [
+        ({}, True),
+        ({"batch_size": None}, False),
+        ({"batch_sampler": [[0]]}, True),
+        ({"batch_size": None, "sampler": [0]}, False),
+    ],
 )
 def test_auto_collation_is_off_only_without_any_batching(
     loader_class: Loader, arguments: dict[str, Any], batches: bool
@@ -258,7 +285,9 @@ def test_auto_collation_is_off_only_without_any_batching(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_without_persistent_workers_the_iterator_is_not_kept(loader_class: Loader, num_workers: int) -> None:
+def test_without_persistent_workers_the_iterator_is_not_kept(
+    loader_class: Loader, num_workers: int
+) -> None:
     loader = loader_class(Numbers(3), num_workers=num_workers)
     assert loader._iterator is None
     iterator = iter(loader)
@@ -333,7 +362,13 @@ def test_making_a_loader_starts_nothing_and_opens_nothing(loader_class: Loader) 
     gc.collect()
     before = open_files(), threading.active_count(), children(), mappings()
     made = [
-        loader_class(Numbers(5), num_workers=2, persistent_workers=True, pin_memory=True, multiprocessing_context=name)
+        loader_class(
+            Numbers(5),
+            num_workers=2,
+            persistent_workers=True,
+            pin_memory=True,
+            multiprocessing_context=name,
+        )
         for name in (None, "fork", "spawn", "forkserver")
     ]
     assert (open_files(), threading.active_count(), children()) == before[:3]

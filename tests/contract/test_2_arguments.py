@@ -26,7 +26,12 @@ AT_CONSTRUCTION: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
         MAP,
         {"batch_size": None, "drop_last": True},
     ),
-    (ValueError, r"multi-process loading \(num_workers > 0\), but got", MAP, {"multiprocessing_context": "fork"}),
+    (
+        ValueError,
+        r"multi-process loading \(num_workers > 0\), but got",
+        MAP,
+        {"multiprocessing_context": "fork"},
+    ),
     (
         ValueError,
         "should specify a valid start method in",
@@ -39,8 +44,18 @@ AT_CONSTRUCTION: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
         MAP,
         {"num_workers": 1, "multiprocessing_context": object},
     ),
-    (ValueError, "sampler option is mutually exclusive with shuffle", MAP, {"sampler": [0], "shuffle": True}),
-    (ValueError, "sampler option is mutually exclusive with shuffle", MAP, {"sampler": [0], "shuffle": 3}),
+    (
+        ValueError,
+        "sampler option is mutually exclusive with shuffle",
+        MAP,
+        {"sampler": [0], "shuffle": True},
+    ),
+    (
+        ValueError,
+        "sampler option is mutually exclusive with shuffle",
+        MAP,
+        {"sampler": [0], "shuffle": 3},
+    ),
     (
         ValueError,
         "sampler option is mutually exclusive with shuffle",
@@ -48,7 +63,12 @@ AT_CONSTRUCTION: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
         {"sampler": [0], "shuffle": True, "batch_sampler": [[0]]},
     ),
     *(
-        (ValueError, "batch_sampler option is mutually exclusive with", MAP, {"batch_sampler": [[0]], **other})
+        (
+            ValueError,
+            "batch_sampler option is mutually exclusive with",
+            MAP,
+            {"batch_sampler": [[0]], **other},
+        )
         for other in (
             {"batch_size": 2},
             {"batch_size": None},
@@ -59,7 +79,12 @@ AT_CONSTRUCTION: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
         )
     ),
     *(
-        (ValueError, f"DataLoader with IterableDataset: expected unspecified {name} option", ITERABLE, {name: value})
+        (
+            ValueError,
+            f"DataLoader with IterableDataset: expected unspecified {name} option",
+            ITERABLE,
+            {name: value},
+        )
         for name, value in (
             ("shuffle", True),
             ("shuffle", 3),
@@ -68,14 +93,24 @@ AT_CONSTRUCTION: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
             ("batch_sampler", [[0]]),
         )
     ),
-    (ValueError, "prefetch_factor option could only be specified in multiprocessing", MAP, {"prefetch_factor": 2}),
+    (
+        ValueError,
+        "prefetch_factor option could only be specified in multiprocessing",
+        MAP,
+        {"prefetch_factor": 2},
+    ),
     (
         ValueError,
         "prefetch_factor option should be non-negative",
         MAP,
         {"num_workers": 1, "prefetch_factor": -1},
     ),
-    (ValueError, "persistent_workers option needs num_workers > 0", MAP, {"persistent_workers": True}),
+    (
+        ValueError,
+        "persistent_workers option needs num_workers > 0",
+        MAP,
+        {"persistent_workers": True},
+    ),
     (ValueError, "batch_size should be a positive integer", MAP, {"batch_size": 0}),
     (ValueError, "batch_size should be a positive integer", MAP, {"batch_size": -2}),
     (ValueError, "drop_last should be a boolean", MAP, {"drop_last": "yes"}),
@@ -83,9 +118,15 @@ AT_CONSTRUCTION: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "wording", "dataset", "arguments"), AT_CONSTRUCTION, ids=lambda each: str(each)[:60])
+@pytest.mark.parametrize(
+    ("kind", "wording", "dataset", "arguments"), AT_CONSTRUCTION, ids=lambda each: str(each)[:60]
+)
 def test_wrong_arguments_are_refused_at_construction_in_torchs_words(
-    loader_class: Loader, kind: type[Exception], wording: str, dataset: Any, arguments: dict[str, Any]
+    loader_class: Loader,
+    kind: type[Exception],
+    wording: str,
+    dataset: Any,
+    arguments: dict[str, Any],
 ) -> None:
     with pytest.raises(kind, match=wording) as refused:
         loader_class(dataset, **arguments)
@@ -101,12 +142,28 @@ def test_wrong_arguments_are_refused_at_construction_in_torchs_words(
         (MAP, {"num_workers": -1, "timeout": -1}, "num_workers option"),
         (MAP, {"timeout": -1, "prefetch_factor": 3}, "timeout option"),
         (MAP, {"prefetch_factor": 3, "persistent_workers": True}, "prefetch_factor option"),
-        (MAP, {"persistent_workers": True, "multiprocessing_context": "fork"}, "persistent_workers option"),
-        (MAP, {"multiprocessing_context": "fork", "sampler": [0], "shuffle": True}, "multiprocessing_context can only"),
-        (ITERABLE, {"shuffle": True, "sampler": [0], "batch_sampler": [[0]]}, "unspecified shuffle"),
+        (
+            MAP,
+            {"persistent_workers": True, "multiprocessing_context": "fork"},
+            "persistent_workers option",
+        ),
+        (
+            MAP,
+            {"multiprocessing_context": "fork", "sampler": [0], "shuffle": True},
+            "multiprocessing_context can only",
+        ),
+        (
+            ITERABLE,
+            {"shuffle": True, "sampler": [0], "batch_sampler": [[0]]},
+            "unspecified shuffle",
+        ),
         (ITERABLE, {"sampler": [0], "batch_sampler": [[0]]}, "unspecified sampler"),
         (ITERABLE, {"batch_sampler": [[0]], "batch_size": 5}, "unspecified batch_sampler"),
-        (MAP, {"batch_sampler": [[0]], "batch_size": None, "drop_last": True}, "batch_sampler option"),
+        (
+            MAP,
+            {"batch_sampler": [[0]], "batch_size": None, "drop_last": True},
+            "batch_sampler option",
+        ),
     ],
 )
 def test_of_several_wrong_arguments_the_same_one_is_named(
@@ -121,7 +178,9 @@ def test_of_several_wrong_arguments_the_same_one_is_named(
     [{"timeout": 5}, {"num_workers": 1, "prefetch_factor": 0}],
     ids=str,
 )
-def test_some_arguments_are_refused_only_by_iter(loader_class: Loader, arguments: dict[str, Any]) -> None:
+def test_some_arguments_are_refused_only_by_iter(
+    loader_class: Loader, arguments: dict[str, Any]
+) -> None:
     loader = loader_class(MAP, **arguments)
     with pytest.raises(AssertionError) as refused:
         list(loader)
@@ -141,7 +200,9 @@ def test_some_arguments_are_refused_only_by_iter(loader_class: Loader, arguments
     ],
     ids=str,
 )
-def test_spelled_out_defaults_are_no_conflict(loader_class: Loader, arguments: dict[str, Any]) -> None:
+def test_spelled_out_defaults_are_no_conflict(
+    loader_class: Loader, arguments: dict[str, Any]
+) -> None:
     assert [int(batch) for batch in loader_class(MAP, **arguments)][0] == 0
 
 
@@ -151,10 +212,15 @@ def test_iterables_accept_shuffle_false_and_datapipes_any(loader_class: Loader) 
         assert len(list(loader_class(plain_pipe(3), shuffle=shuffle))) == 3
 
 
-def test_more_workers_than_cores_warns_at_construction_without_starting_any(loader_class: Loader) -> None:
+def test_more_workers_than_cores_warns_at_construction_without_starting_any(
+    loader_class: Loader,
+) -> None:
     usable = len(os.sched_getaffinity(0))
     before = children()
-    with pytest.warns(UserWarning, match="excessive worker creation might get DataLoader running slow or even freeze"):
+    with pytest.warns(
+        UserWarning,
+        match="excessive worker creation might get DataLoader running slow or even freeze",
+    ):
         loader_class(MAP, num_workers=usable + 1)
     assert children() == before
     with warnings.catch_warnings():

@@ -61,12 +61,16 @@ def test_shuffle_delivers_every_sample_once(loader_class: Loader, num_workers: i
 
 
 @WORKERS
-def test_without_batching_samples_come_one_by_one_and_unbatched(loader_class: Loader, num_workers: int) -> None:
-    assert fingerprint(list(loader_class(Numbers(3), batch_size=None, num_workers=num_workers))) == fingerprint(
-        [0, 1, 2]
-    )
+def test_without_batching_samples_come_one_by_one_and_unbatched(
+    loader_class: Loader, num_workers: int
+) -> None:
+    assert fingerprint(
+        list(loader_class(Numbers(3), batch_size=None, num_workers=num_workers))
+    ) == fingerprint([0, 1, 2])
     images = list(loader_class(Images(2), batch_size=None, num_workers=num_workers))
-    assert [type(sample) for sample in images] == [tuple, tuple] or [type(sample) for sample in images] == [list, list]
+    assert [type(sample) for sample in images] == [tuple, tuple] or [
+        type(sample) for sample in images
+    ] == [list, list]
     assert images[1][0].shape == (3, 4, 4)
 
 
@@ -115,16 +119,30 @@ class Rows(Numbers):
 
 
 @WORKERS
-def test_a_sampler_of_lists_asks_the_dataset_once_with_the_whole_list(loader_class: Loader, num_workers: int) -> None:
-    loader = loader_class(Rows(10), batch_size=None, sampler=[[1, 2, 3], [4], (5, 6)], num_workers=num_workers)
-    assert [(rows.tolist(), kind) for rows, kind in loader] == [([1, 2, 3], "list"), ([4], "list"), ([5, 6], "tuple")]
+def test_a_sampler_of_lists_asks_the_dataset_once_with_the_whole_list(
+    loader_class: Loader, num_workers: int
+) -> None:
+    loader = loader_class(
+        Rows(10), batch_size=None, sampler=[[1, 2, 3], [4], (5, 6)], num_workers=num_workers
+    )
+    assert [(rows.tolist(), kind) for rows, kind in loader] == [
+        ([1, 2, 3], "list"),
+        ([4], "list"),
+        ([5, 6], "tuple"),
+    ]
 
 
 @WORKERS
-def test_sampler_and_batch_sampler_may_be_any_iterable(loader_class: Loader, num_workers: int) -> None:
-    loader = loader_class(Numbers(10), batch_size=2, sampler=range(9, -1, -3), num_workers=num_workers)
+def test_sampler_and_batch_sampler_may_be_any_iterable(
+    loader_class: Loader, num_workers: int
+) -> None:
+    loader = loader_class(
+        Numbers(10), batch_size=2, sampler=range(9, -1, -3), num_workers=num_workers
+    )
     assert [batch.tolist() for batch in loader] == [[9, 6], [3, 0]]
-    loader = loader_class(Numbers(10), batch_sampler=[(1,), (2, 3), (4, 5, 6)], num_workers=num_workers)
+    loader = loader_class(
+        Numbers(10), batch_sampler=[(1,), (2, 3), (4, 5, 6)], num_workers=num_workers
+    )
     assert [batch.tolist() for batch in loader] == [[1], [2, 3], [4, 5, 6]]
     assert len(loader) == 3
 
@@ -145,7 +163,9 @@ def test_the_dataset_gets_the_samplers_own_keys(loader_class: Loader, num_worker
 
 
 @WORKERS
-def test_a_dataset_with_getitems_is_asked_through_it(loader_class: Loader, num_workers: int) -> None:
+def test_a_dataset_with_getitems_is_asked_through_it(
+    loader_class: Loader, num_workers: int
+) -> None:
     for dataset in (RevealingInBulk(5), Subset(RevealingInBulk(9), [8, 1, 2, 3, 4])):
         batches = list(loader_class(dataset, batch_size=2, num_workers=num_workers))
         assert [batch["asked for"].tolist() for batch in batches] == [[2, 2], [2, 2], [1]]
@@ -156,12 +176,21 @@ def test_a_dataset_with_getitems_is_asked_through_it(loader_class: Loader, num_w
 @WORKERS
 def test_torchs_own_datasets_work(loader_class: Loader, num_workers: int) -> None:
     whole = ConcatDataset([Numbers(3), Subset(Numbers(9), [7, 8])])
-    assert torch.cat(list(loader_class(whole, batch_size=2, num_workers=num_workers))).tolist() == [0, 1, 2, 7, 8]
+    assert torch.cat(list(loader_class(whole, batch_size=2, num_workers=num_workers))).tolist() == [
+        0,
+        1,
+        2,
+        7,
+        8,
+    ]
 
 
 @WORKERS
 def test_a_plain_list_is_a_dataset(loader_class: Loader, num_workers: int) -> None:
-    assert list(loader_class(["a", "b", "c"], batch_size=2, num_workers=num_workers)) == [["a", "b"], ["c"]]
+    assert list(loader_class(["a", "b", "c"], batch_size=2, num_workers=num_workers)) == [
+        ["a", "b"],
+        ["c"],
+    ]
 
 
 @WORKERS
@@ -191,9 +220,15 @@ def test_an_empty_dataset_gives_an_empty_epoch(loader_class: Loader, num_workers
 
 
 @WORKERS
-def test_two_iterators_of_one_loader_are_independent(loader_class: Loader, num_workers: int) -> None:
+def test_two_iterators_of_one_loader_are_independent(
+    loader_class: Loader, num_workers: int
+) -> None:
     loader = loader_class(Numbers(6), batch_size=2, collate_fn=identity, num_workers=num_workers)
-    assert list(zip(loader, loader, strict=True)) == [([0, 1], [0, 1]), ([2, 3], [2, 3]), ([4, 5], [4, 5])]
+    assert list(zip(loader, loader, strict=True)) == [
+        ([0, 1], [0, 1]),
+        ([2, 3], [2, 3]),
+        ([4, 5], [4, 5]),
+    ]
     first = iter(loader)
     next(first)
     second = iter(loader)
@@ -250,8 +285,13 @@ def test_len_without_a_length_is_a_type_error(loader_class: Loader) -> None:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.filterwarnings("ignore:.*excessive worker creation")
-def test_each_worker_iterates_its_own_whole_copy_of_an_iterable(loader_class: Loader, num_workers: int) -> None:
-    samples = [sample["index"] for sample in loader_class(Stream(4), batch_size=None, num_workers=num_workers)]
+def test_each_worker_iterates_its_own_whole_copy_of_an_iterable(
+    loader_class: Loader, num_workers: int
+) -> None:
+    samples = [
+        sample["index"]
+        for sample in loader_class(Stream(4), batch_size=None, num_workers=num_workers)
+    ]
     assert sorted(samples) == sorted(num_workers * list(range(4)))
 
 
@@ -268,11 +308,15 @@ def test_workers_form_batches_of_their_own_and_end_short(loader_class: Loader) -
 def test_a_worker_with_nothing_delivers_nothing_and_the_others_go_on(loader_class: Loader) -> None:
     for _ in range(2):
         loader = loader_class(QuietStream(4, "late"), batch_size=None, num_workers=3)
-        assert [sample.tolist() for sample in loader] == [[i, worker] for i in range(4) for worker in (1, 2)]
+        assert [sample.tolist() for sample in loader] == [
+            [i, worker] for i in range(4) for worker in (1, 2)
+        ]
 
 
 def test_all_iterable_workers_go_on_to_their_own_end(loader_class: Loader) -> None:
-    loader = loader_class(QuietStream(7, "uneven"), batch_size=2, num_workers=2, persistent_workers=True)
+    loader = loader_class(
+        QuietStream(7, "uneven"), batch_size=2, num_workers=2, persistent_workers=True
+    )
     expected = [([0, 1], 0), ([0, 1], 1), ([2, 3], 0), ([2, 3], 1), ([4, 5], 0), ([4], 1), ([6], 0)]
     for _ in range(3):
         assert [(batch[:, 0].tolist(), batch[0, 1].item()) for batch in loader] == expected
@@ -290,7 +334,9 @@ def test_an_iterable_that_delivers_more_than_len_said_warns_each_time_after(
         warnings.simplefilter("error")
         for _ in range(4):
             next(iterator)
-    text = r"reported to be 4\(when accessing len\(dataloader\)\), but {} samples have been fetched\. "
+    text = (
+        r"reported to be 4\(when accessing len\(dataloader\)\), but {} samples have been fetched\. "
+    )
     text += "For multiprocessing data-loading, this" if num_workers else "$"
     for count in (5, 6):
         with pytest.warns(UserWarning, match=text.format(count)):
@@ -300,7 +346,9 @@ def test_an_iterable_that_delivers_more_than_len_said_warns_each_time_after(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iterator_older_than_the_question_for_len_does_not_warn(loader_class: Loader, num_workers: int) -> None:
+def test_an_iterator_older_than_the_question_for_len_does_not_warn(
+    loader_class: Loader, num_workers: int
+) -> None:
     loader = loader_class(SizedStream(4, claims=1), batch_size=None, num_workers=num_workers)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -313,8 +361,12 @@ def test_an_iterator_older_than_the_question_for_len_does_not_warn(loader_class:
         next(iterator)
 
 
-def test_the_warning_of_a_persistent_loader_counts_from_the_epochs_start(loader_class: Loader) -> None:
-    loader = loader_class(SizedStream(3, claims=3), batch_size=None, num_workers=1, persistent_workers=True)
+def test_the_warning_of_a_persistent_loader_counts_from_the_epochs_start(
+    loader_class: Loader,
+) -> None:
+    loader = loader_class(
+        SizedStream(3, claims=3), batch_size=None, num_workers=1, persistent_workers=True
+    )
     assert len(loader) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -340,7 +392,9 @@ def test_kept_batches_stay_as_they_were_after_the_epoch_and_the_loader(
     for batch in loader:
         batch.fill_(-1)  # the consumer may write into a batch
     del loader
-    assert [batch[:, 0].tolist() for batch in kept] == [list(range(n, n + 10)) for n in range(0, 300, 10)]
+    assert [batch[:, 0].tolist() for batch in kept] == [
+        list(range(n, n + 10)) for n in range(0, 300, 10)
+    ]
     assert all((batch == batch[:, :1]).all() for batch in kept)
 
 
@@ -352,10 +406,14 @@ def test_a_view_keeps_its_batch_alive(loader_class: Loader) -> None:
     assert [array.tolist() for array in arrays] == [[n] * 1000 for n in range(0, 60, 4)]
 
 
-@pytest.mark.parametrize("dataset", [Views(4), Objects(4), Arrays(4)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "dataset", [Views(4), Objects(4), Arrays(4)], ids=lambda each: type(each).__name__
+)
 def test_what_a_collate_fn_returns_arrives_as_it_was(loader_class: Loader, dataset: Any) -> None:
     loader = loader_class(dataset, batch_size=2, num_workers=2, collate_fn=identity)
-    assert fingerprint([sample for batch in loader for sample in batch]) == fingerprint([dataset[i] for i in range(4)])
+    assert fingerprint([sample for batch in loader for sample in batch]) == fingerprint(
+        [dataset[i] for i in range(4)]
+    )
 
 
 def test_files_and_mappings_do_not_grow_with_epochs_and_loaders(loader_class: Loader) -> None:

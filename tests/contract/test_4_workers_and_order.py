@@ -9,12 +9,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.datasets import Counting, Meeting, Numbers, Pids, QuietStream, SlowInOneWorker, StreamMeeting
+from tests.support.datasets import (
+    Counting,
+    Meeting,
+    Numbers,
+    Pids,
+    QuietStream,
+    SlowInOneWorker,
+    StreamMeeting,
+)
 from tests.support.loaders import Loader
 from tests.support.parts import identity
 from tests.support.processes import eventually
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:.*excessive worker creation")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*excessive worker creation"),
+]
 
 
 def makers(loader: Any) -> list[tuple[int, int]]:
@@ -24,16 +35,24 @@ def makers(loader: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
-def test_batch_i_is_made_by_worker_i_modulo_n(loader_class: Loader, num_workers: int, prefetch_factor: int) -> None:
+def test_batch_i_is_made_by_worker_i_modulo_n(
+    loader_class: Loader, num_workers: int, prefetch_factor: int
+) -> None:
     loader = loader_class(
-        Pids(22), batch_size=2, num_workers=num_workers, prefetch_factor=prefetch_factor, collate_fn=identity
+        Pids(22),
+        batch_size=2,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        collate_fn=identity,
     )
     assert makers(loader) == [(2 * i, i % num_workers) for i in range(11)]
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_slow_worker_keeps_its_own_batches(loader_class: Loader, slow: int) -> None:
-    loader = loader_class(SlowInOneWorker(10, slow, 0.05), batch_size=1, num_workers=2, collate_fn=identity)
+    loader = loader_class(
+        SlowInOneWorker(10, slow, 0.05), batch_size=1, num_workers=2, collate_fn=identity
+    )
     assert makers(loader) == [(i, i % 2) for i in range(10)]
 
 
@@ -110,7 +129,9 @@ class StuckUntilOthersAreDone(Numbers):
 def test_out_of_order_a_stuck_workers_own_batches_come_last(loader_class: Loader) -> None:
     """Each worker has prefetch_factor tasks of its own from the start: those of worker 0 wait, nobody takes them over."""
     dataset = StuckUntilOthersAreDone(10, 8, multiprocessing.Value("i", 0))
-    loader = loader_class(dataset, batch_size=None, num_workers=2, in_order=False, prefetch_factor=2)
+    loader = loader_class(
+        dataset, batch_size=None, num_workers=2, in_order=False, prefetch_factor=2
+    )
     batches = [tuple(batch) for batch in loader]
     assert batches[:8] == [(i, 1) for i in (1, 3, 4, 5, 6, 7, 8, 9)]
     assert batches[8:] == [(0, 0), (2, 0)]
@@ -121,7 +142,9 @@ def test_out_of_order_has_no_say_without_workers(loader_class: Loader) -> None:
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 5])
-def test_prefetch_starts_at_iter_and_goes_no_further_than_asked(loader_class: Loader, prefetch_factor: int) -> None:
+def test_prefetch_starts_at_iter_and_goes_no_further_than_asked(
+    loader_class: Loader, prefetch_factor: int
+) -> None:
     counter = multiprocessing.Value("i", 0)
     loader = loader_class(
         Counting(40, counter), batch_size=2, num_workers=2, prefetch_factor=prefetch_factor
@@ -153,7 +176,11 @@ class Watched:
 
 def test_the_sampler_is_advanced_just_as_far_as_the_prefetch(loader_class: Loader) -> None:
     sampler = Watched(30)
-    iterator = iter(loader_class(Numbers(30), batch_size=None, sampler=sampler, num_workers=2, prefetch_factor=3))
+    iterator = iter(
+        loader_class(
+            Numbers(30), batch_size=None, sampler=sampler, num_workers=2, prefetch_factor=3
+        )
+    )
     assert sampler.given == 6
     for taken in range(1, 10):
         next(iterator)
@@ -173,14 +200,19 @@ def test_all_workers_are_up_at_the_same_time(
     """Code that waits in the dataset until every worker has come must not wait for ever."""
     barrier = multiprocessing.Barrier(num_workers)
     loader = loader_class(
-        Meeting(3 * num_workers, barrier), batch_size=None, num_workers=num_workers, persistent_workers=persistent_workers
+        Meeting(3 * num_workers, barrier),
+        batch_size=None,
+        num_workers=num_workers,
+        persistent_workers=persistent_workers,
     )
     for _ in range(2):
         assert list(loader) == list(range(3 * num_workers))
 
 
 def test_all_workers_of_an_iterable_are_up_at_the_same_time(loader_class: Loader) -> None:
-    loader = loader_class(StreamMeeting(2, multiprocessing.Barrier(3)), batch_size=None, num_workers=3)
+    loader = loader_class(
+        StreamMeeting(2, multiprocessing.Barrier(3)), batch_size=None, num_workers=3
+    )
     assert list(loader) == [0, 0, 0, 1, 1, 1]
 
 
@@ -201,4 +233,6 @@ def test_all_workers_run_worker_init_fn_at_the_same_time(loader_class: Loader) -
 def test_workers_start_even_when_there_is_nothing_for_them_to_do(loader_class: Loader) -> None:
     """torch starts all of them at iter(), whatever the number of batches."""
     meeting = MeetingInInit(multiprocessing.Barrier(3))
-    assert list(loader_class(Numbers(1), batch_size=None, num_workers=3, worker_init_fn=meeting)) == [0]
+    assert list(
+        loader_class(Numbers(1), batch_size=None, num_workers=3, worker_init_fn=meeting)
+    ) == [0]

@@ -15,7 +15,10 @@ from tests.support.loaders import Loader
 from tests.support.observe import random_state
 from tests.support.parts import reseed
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:.*excessive worker creation")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*excessive worker creation"),
+]
 
 
 def base_seed(generator: torch.Generator | None = None) -> int:
@@ -37,7 +40,9 @@ def test_every_worker_has_its_own_seed_base_plus_id(loader_class: Loader) -> Non
     assert seeds(loader) == [base, base + 1, base + 2]
 
 
-def test_torch_random_and_numpy_are_seeded_in_the_worker_as_torch_does(loader_class: Loader) -> None:
+def test_torch_random_and_numpy_are_seeded_in_the_worker_as_torch_does(
+    loader_class: Loader,
+) -> None:
     torch.manual_seed(8)
     base = base_seed()
     torch.manual_seed(8)
@@ -61,11 +66,17 @@ def test_torchs_numpy_seed_function_gives_the_numbers_it_always_gave() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_seeded_generator_makes_order_and_seeds_reproducible(loader_class: Loader, num_workers: int) -> None:
+def test_a_seeded_generator_makes_order_and_seeds_reproducible(
+    loader_class: Loader, num_workers: int
+) -> None:
     def run() -> list[Any]:
         generator = torch.Generator().manual_seed(42)
         loader = loader_class(
-            Revealing(9), batch_size=None, shuffle=True, num_workers=num_workers, generator=generator
+            Revealing(9),
+            batch_size=None,
+            shuffle=True,
+            num_workers=num_workers,
+            generator=generator,
         )
         return [(sample["index"], sample["seed"]) for _ in range(2) for sample in loader]
 
@@ -115,7 +126,9 @@ def test_without_persistent_workers_every_epoch_has_new_seeds(loader_class: Load
     assert set(seeds(loader)).isdisjoint(seeds(loader))
 
 
-def test_the_same_seed_gives_the_same_shuffle_for_any_number_of_workers(loader_class: Loader) -> None:
+def test_the_same_seed_gives_the_same_shuffle_for_any_number_of_workers(
+    loader_class: Loader,
+) -> None:
     orders = []
     for num_workers in (0, 1, 2, 3):
         torch.manual_seed(77)
@@ -160,7 +173,9 @@ def test_loading_leaves_random_and_numpy_of_the_main_process_alone(loader_class:
 
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
-def test_a_shuffling_datapipe_is_seeded_by_the_main_process(loader_class: Loader, persistent_workers: bool) -> None:
+def test_a_shuffling_datapipe_is_seeded_by_the_main_process(
+    loader_class: Loader, persistent_workers: bool
+) -> None:
     def epochs(seed: int, num_workers: int) -> list[list[int]]:
         torch.manual_seed(seed)
         loader = loader_class(

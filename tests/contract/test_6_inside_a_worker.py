@@ -19,7 +19,10 @@ from tests.support.errors import error_of_next
 from tests.support.loaders import Loader
 from tests.support.parts import mark
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:.*excessive worker creation")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*excessive worker creation"),
+]
 
 START_METHODS = pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 
@@ -48,7 +51,9 @@ def about_me(index: int) -> dict[str, Any]:
 
 @START_METHODS
 def test_get_worker_info_tells_all_that_torchs_tells(loader_class: Loader, context: str) -> None:
-    loader = loader_class(Calls(2, about_me), batch_size=None, num_workers=2, multiprocessing_context=context)
+    loader = loader_class(
+        Calls(2, about_me), batch_size=None, num_workers=2, multiprocessing_context=context
+    )
     for worker, told in enumerate(loader):
         assert told["id"] == worker
         assert told["num_workers"] == 2
@@ -77,7 +82,9 @@ def test_get_worker_info_is_none_in_the_main_process(loader_class: Loader) -> No
     for _ in loader:
         assert get_worker_info() is None
     assert get_worker_info() is None
-    assert list(loader_class(Calls(2, lambda index: get_worker_info() is None), batch_size=None)) == [True, True]
+    assert list(
+        loader_class(Calls(2, lambda index: get_worker_info() is None), batch_size=None)
+    ) == [True, True]
 
 
 class Everywhere(IterableDataset[Any]):
@@ -115,7 +122,9 @@ def note_collate(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @START_METHODS
-def test_get_worker_info_works_in_every_place_where_user_code_runs(loader_class: Loader, context: str) -> None:
+def test_get_worker_info_works_in_every_place_where_user_code_runs(
+    loader_class: Loader, context: str
+) -> None:
     loader = loader_class(
         Everywhere(),
         batch_size=None,
@@ -126,7 +135,9 @@ def test_get_worker_info_works_in_every_place_where_user_code_runs(loader_class:
     )
     for worker, places in enumerate(loader):
         if context != "fork":
-            assert places.pop("unpickled") is True, "torch has no worker info yet while it unpickles"
+            assert places.pop("unpickled") is True, (
+                "torch has no worker info yet while it unpickles"
+            )
         assert places == {
             "made": None,
             "init": (worker, worker),
@@ -159,10 +170,16 @@ class Configurable(Numbers):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_worker_init_fn_may_be_a_bound_method_of_the_dataset(loader_class: Loader, context: str) -> None:
+def test_worker_init_fn_may_be_a_bound_method_of_the_dataset(
+    loader_class: Loader, context: str
+) -> None:
     dataset = Configurable(4)
     loader = loader_class(
-        dataset, batch_size=None, num_workers=2, worker_init_fn=dataset.set_up, multiprocessing_context=context
+        dataset,
+        batch_size=None,
+        num_workers=2,
+        worker_init_fn=dataset.set_up,
+        multiprocessing_context=context,
     )
     assert list(loader) == [0, 10, 0, 10]
     assert dataset.value == -1
@@ -201,7 +218,9 @@ def affinity(index: int) -> list[int]:
 
 def test_an_affinity_set_by_worker_init_fn_lasts(loader_class: Loader) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    loader = loader_class(Calls(4, affinity), batch_size=None, num_workers=2, worker_init_fn=pin_to_one_core)
+    loader = loader_class(
+        Calls(4, affinity), batch_size=None, num_workers=2, worker_init_fn=pin_to_one_core
+    )
     assert list(loader) == [[cores[0]], [cores[1 % len(cores)]]] * 2
     plain = loader_class(Calls(1, affinity), batch_size=None, num_workers=1)
     assert list(plain) == [cores]
@@ -227,7 +246,10 @@ def write_to_stderr(index: int) -> int:
 def test_worker_init_fn_may_redirect_stderr(loader_class: Loader, tmp_path: Path) -> None:
     file = tmp_path / "stderr"
     loader = loader_class(
-        Calls(4, write_to_stderr), batch_size=None, num_workers=2, worker_init_fn=Redirects(str(file))
+        Calls(4, write_to_stderr),
+        batch_size=None,
+        num_workers=2,
+        worker_init_fn=Redirects(str(file)),
     )
     assert list(loader) == [0, 1, 2, 3]
     assert sorted(file.read_text().split("\n")) == ["", "line 0", "line 1", "line 2", "line 3"]
@@ -267,7 +289,9 @@ def convolve(index: int) -> torch.Tensor:
     return torch.nn.functional.conv1d(torch.ones(1, 1, 1000), torch.ones(1, 1, 3)).sum()
 
 
-def test_tensors_can_be_computed_on_in_a_worker_after_the_parent_did_so(loader_class: Loader) -> None:
+def test_tensors_can_be_computed_on_in_a_worker_after_the_parent_did_so(
+    loader_class: Loader,
+) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
@@ -322,7 +346,9 @@ def test_a_worker_may_use_threads(loader_class: Loader) -> None:
 
 @START_METHODS
 @pytest.mark.parametrize("as_object", [False, True])
-def test_every_start_method_gives_the_same_data(loader_class: Loader, context: str, as_object: bool) -> None:
+def test_every_start_method_gives_the_same_data(
+    loader_class: Loader, context: str, as_object: bool
+) -> None:
     given = multiprocessing.get_context(context) if as_object else context
     loader = loader_class(Numbers(5), batch_size=2, num_workers=2, multiprocessing_context=given)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
@@ -349,23 +375,31 @@ def test_no_context_means_the_default_start_method_of_that_time(loader_class: Lo
 
 
 @START_METHODS
-def test_a_dataset_may_hold_multiprocessing_locks_and_values(loader_class: Loader, context: str) -> None:
+def test_a_dataset_may_hold_multiprocessing_locks_and_values(
+    loader_class: Loader, context: str
+) -> None:
     """They pickle only while a child is being started; sharing a counter this way is common advice."""
     counter = multiprocessing.get_context(context).Value("i", 0)
-    loader = loader_class(Counting(6, counter), batch_size=2, num_workers=2, multiprocessing_context=context)
+    loader = loader_class(
+        Counting(6, counter), batch_size=2, num_workers=2, multiprocessing_context=context
+    )
     assert torch.cat(list(loader)).tolist() == list(range(6))
     assert counter.value == 6
 
 
 def test_a_shared_value_reaches_persistent_workers(loader_class: Loader) -> None:
     value = multiprocessing.Value("i", 1)
-    loader = loader_class(Telling(4, value), batch_size=None, num_workers=2, persistent_workers=True)
+    loader = loader_class(
+        Telling(4, value), batch_size=None, num_workers=2, persistent_workers=True
+    )
     assert list(loader) == [1] * 4
     value.value = 2
     assert list(loader) == [2] * 4
 
 
-def test_persistent_workers_keep_their_copy_and_fresh_ones_see_changes(loader_class: Loader) -> None:
+def test_persistent_workers_keep_their_copy_and_fresh_ones_see_changes(
+    loader_class: Loader,
+) -> None:
     dataset = Revealing(2)
     kept = loader_class(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     fresh = loader_class(dataset, batch_size=None, num_workers=2)

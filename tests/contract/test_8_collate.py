@@ -13,9 +13,10 @@ import torch.utils.data._utils.worker as torchs_worker
 from torch.utils.data import default_collate
 
 from tests.support.datasets import DTYPES, Calls, ChannelsLast, Dtypes, Numbers, Pair, Views
-from tests.support.errors import error_of_next
+from tests.support.errors import error_of_next, outcomes
 from tests.support.fingerprint import fingerprint
-from tests.support.loaders import Loader
+from tests.support.loaders import STOCK, Loader
+from tests.support.texts import normalised
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -90,30 +91,65 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(SAMPLES))
+# There torch collates in a worker into storage of the first sample's type, and says so.
+DIFFERS_IN_A_WORKER = {"mixed dtypes", "tensor and number"}
+
+
+def collated_in_two_workers(loader_class: Loader, sample: Any) -> list[Any]:
+    found = outcomes(iter(loader_class(Calls(5, sample), batch_size=2, num_workers=2)))
+    return [
+        (type(each), str(each)) if isinstance(each, Exception) else (dict, fingerprint(each))
+        for each in found
+    ]
+
+
+@pytest.mark.parametrize("kind", sorted(set(SAMPLES) - DIFFERS_IN_A_WORKER))
 def test_default_collation_in_a_worker_gives_what_it_gives_in_the_main_process(
     loader_class: Loader, kind: str
 ) -> None:
     """Or raises what it raises; shapes, strides, types and bits."""
     sample = SAMPLES[kind]
-    expected: list[Any] = []
-    for start in (0, 2, 4):
+    got = collated_in_two_workers(loader_class, sample)
+    assert len(got) == 3
+    for start, (sort, what) in zip((0, 2, 4), got, strict=True):
+        samples = [sample(i) for i in range(start, min(5, start + 2))]
         try:
-            expected.append(fingerprint(default_collate([sample(i) for i in range(start, min(5, start + 2))])))
+            expected = default_collate(samples)
         except Exception as error:
-            expected.append((type(error), str(error)))
-    iterator = iter(loader_class(Calls(5, sample), batch_size=2, num_workers=2))
-    for each in expected:
-        if isinstance(each[0], type) and issubclass(each[0], Exception):
-            error = error_of_next(iterator)
-            assert type(error) is each[0]
-            assert each[1] in str(error)
+            assert sort is type(error)
+            assert str(error) in what
         else:
-            assert fingerprint(next(iterator)) == each
+            assert what == fingerprint(expected)
+
+
+def test_where_torch_refuses_in_a_worker_only_so_does_holdfast(holdfast_class: Loader) -> None:
+    torchs = collated_in_two_workers(STOCK, SAMPLES["mixed dtypes"])
+    ours = collated_in_two_workers(holdfast_class, SAMPLES["mixed dtypes"])
+    assert [sort for sort, _ in torchs] == [TypeError, TypeError, dict]
+    assert [sort for sort, _ in ours] == [sort for sort, _ in torchs]
+    for (_, mine), (_, theirs) in zip(ours[:2], torchs[:2], strict=True):
+        assert normalised(mine).startswith(normalised(theirs))
+
+
+def test_a_number_among_tensors_is_refused_as_torch_refuses_it_with_or_without_workers(
+    holdfast_class: Loader,
+) -> None:
+    """In a worker torch stumbles over `'int' object has no attribute 'numel'`; without, it says what it expected."""
+    found = collated_in_two_workers(holdfast_class, SAMPLES["tensor and number"])
+    words = (
+        "'int' object has no attribute 'numel'",
+        "expected Tensor as element 1 in argument 0, but got int",
+    )
+    assert [sort for sort, _ in found[2:]] == [dict]
+    for sort, text in found[:2]:
+        assert sort in (AttributeError, TypeError)
+        assert any(each in text for each in words), text
 
 
 @WORKERS
-def test_numbers_become_64_bit_tensors_and_text_stays(loader_class: Loader, num_workers: int) -> None:
+def test_numbers_become_64_bit_tensors_and_text_stays(
+    loader_class: Loader, num_workers: int
+) -> None:
     def collated(sample: Any) -> Any:
         return next(iter(loader_class(Calls(2, sample), batch_size=2, num_workers=num_workers)))
 
@@ -139,14 +175,10 @@ def test_every_dtype_is_collated(loader_class: Loader, num_workers: int) -> None
 
 @pytest.mark.parametrize("dataset", [Views(4), ChannelsLast(4)], ids=["views", "channels last"])
 def test_views_are_collated_with_torchs_strides(loader_class: Loader, dataset: Any) -> None:
-    from tests.support.loaders import STOCK
-
     expected = [fingerprint(batch) for batch in STOCK(dataset, batch_size=2, num_workers=2)]
-    assert [fingerprint(batch) for batch in loader_class(dataset, batch_size=2, num_workers=2)] == expected
-
-
-def memory_mapped(path: str) -> np.memmap[Any, Any]:
-    return np.memmap(path, dtype=np.int32, mode="r")
+    assert [
+        fingerprint(batch) for batch in loader_class(dataset, batch_size=2, num_workers=2)
+    ] == expected
 
 
 class MemoryMapped(Numbers):
@@ -160,7 +192,9 @@ class MemoryMapped(Numbers):
 
 
 @WORKERS
-def test_memory_mapped_arrays_are_collated(loader_class: Loader, num_workers: int, tmp_path: Path) -> None:
+def test_memory_mapped_arrays_are_collated(
+    loader_class: Loader, num_workers: int, tmp_path: Path
+) -> None:
     dataset = MemoryMapped(str(tmp_path / "rows"))
     batches = list(loader_class(dataset, batch_size=2, num_workers=num_workers))
     assert torch.equal(torch.cat(batches), torch.arange(12, dtype=torch.int32).reshape(4, 3))
@@ -211,14 +245,26 @@ def shorter_and_shorter(index: int) -> torch.Tensor:
     ("sample", "kind", "text"),
     [
         (ragged_list, RuntimeError, "each element in list of batch should be of equal size"),
-        (strings_array, TypeError, "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists"),
-        (objects_array, TypeError, "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists"),
+        (
+            strings_array,
+            TypeError,
+            "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists",
+        ),
+        (
+            objects_array,
+            TypeError,
+            "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists",
+        ),
         (none, TypeError, "found <class 'NoneType'>"),
         (an_object, TypeError, "default_collate: batch must contain"),
         (sparse, RuntimeError, "not currently supported by the default collate_fn"),
         (nested, RuntimeError, "not currently supported by the default collate_fn"),
         (other_keys, KeyError, "key 0"),
-        (longer_and_longer, RuntimeError, "stack expects each tensor to be equal size, but got [1] at entry 0 and [2]"),
+        (
+            longer_and_longer,
+            RuntimeError,
+            "stack expects each tensor to be equal size, but got [1] at entry 0 and [2]",
+        ),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
@@ -227,16 +273,25 @@ def shorter_and_shorter(index: int) -> torch.Tensor:
 def test_what_default_collation_refuses_it_refuses_in_the_same_words(
     loader_class: Loader, num_workers: int, sample: Any, kind: type[Exception], text: str
 ) -> None:
-    error = error_of_next(iter(loader_class(Calls(4, sample), batch_size=2, num_workers=num_workers)))
+    error = error_of_next(
+        iter(loader_class(Calls(4, sample), batch_size=2, num_workers=num_workers))
+    )
     assert type(error) is kind
     assert text in str(error)
 
 
-def test_ragged_samples_are_told_apart_from_storage_that_cannot_grow(holdfast_class: Loader) -> None:
+def test_ragged_samples_are_told_apart_from_storage_that_cannot_grow(
+    holdfast_class: Loader,
+) -> None:
     """torch says "Trying to resize storage that is not resizable" when the first sample is the longest."""
-    error = error_of_next(iter(holdfast_class(Calls(4, shorter_and_shorter), batch_size=2, num_workers=2)))
+    error = error_of_next(
+        iter(holdfast_class(Calls(4, shorter_and_shorter), batch_size=2, num_workers=2))
+    )
     assert type(error) is RuntimeError
-    assert "stack expects each tensor to be equal size, but got [4] at entry 0 and [3] at entry 1" in str(error)
+    assert (
+        "stack expects each tensor to be equal size, but got [4] at entry 0 and [3] at entry 1"
+        in str(error)
+    )
 
 
 def private_variable_is_set(index: int) -> bool:
@@ -244,10 +299,15 @@ def private_variable_is_set(index: int) -> bool:
     return torchs_worker._worker_info is not None and torchs_worker._worker_info is info
 
 
-def test_the_private_variable_of_torchs_worker_module_is_set_in_workers(loader_class: Loader) -> None:
+def test_the_private_variable_of_torchs_worker_module_is_set_in_workers(
+    loader_class: Loader,
+) -> None:
     """default_collate itself, and other libraries, look at it."""
     assert torchs_worker._worker_info is None
-    assert list(loader_class(Calls(4, private_variable_is_set), batch_size=None, num_workers=2)) == [True] * 4
+    assert (
+        list(loader_class(Calls(4, private_variable_is_set), batch_size=None, num_workers=2))
+        == [True] * 4
+    )
     assert torchs_worker._worker_info is None
 
 
@@ -257,7 +317,9 @@ def collate_and_look(samples: list[Any]) -> Any:
 
 
 def test_a_collate_fn_may_call_default_collate_and_use_the_result(loader_class: Loader) -> None:
-    loader = loader_class(Calls(4, SAMPLES["tensor"]), batch_size=2, num_workers=2, collate_fn=collate_and_look)
+    loader = loader_class(
+        Calls(4, SAMPLES["tensor"]), batch_size=2, num_workers=2, collate_fn=collate_and_look
+    )
     for start, (one, two, contiguous) in zip((0, 2), loader, strict=True):
         expected = torch.stack([torch.full((2, 3), float(i)) for i in (start, start + 1)])
         assert torch.equal(one, expected)
@@ -286,7 +348,9 @@ def test_a_type_registered_with_torchs_collate_map_is_collated_in_workers(
     assert list(loader) == ["0+1", "2+3"]
 
 
-def test_a_registered_collation_of_tensors_is_honoured(loader_class: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_collation_of_tensors_is_honoured(
+    loader_class: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loader that writes batches by itself must not overlook it."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -1,3 +1,11 @@
-from tests.support.fixtures import nobody_left_behind
+from tests.support.fixtures import (
+    nobody_left_behind,
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+)
 
-__all__ = ["nobody_left_behind"]
+__all__ = [
+    "nobody_left_behind",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_logreport",
+]

@@ -18,7 +18,9 @@ from tests.support.parts import BATCH_SAMPLERS, COLLATES, SAMPLERS, WORKER_INITS
 
 SIZES = st.integers(0, 13)
 BATCH_SIZES = st.sampled_from([1, 2, 3, 5, None])
-HAVING_A_MARK = {"Revealing", "RevealingInBulk", "Raising"} | {name for name in ITERABLE if name.startswith("stream")}
+HAVING_A_MARK = {"Revealing", "RevealingInBulk", "Raising"} | {
+    name for name in ITERABLE if name.startswith("stream")
+}
 
 
 @st.composite
@@ -39,9 +41,15 @@ def batching(draw: st.DrawFn, size: int) -> dict[str, Any]:
 
 
 @st.composite
-def working(draw: st.DrawFn, dataset: str, num_workers: int, persistent: bool | None = None) -> dict[str, Any]:
+def working(
+    draw: st.DrawFn, dataset: str, num_workers: int, persistent: bool | None = None
+) -> dict[str, Any]:
     """Workers and what is done in them."""
-    chosen: dict[str, Any] = {"num_workers": num_workers, "generator": draw(st.booleans()), "seed": draw(st.integers(0, 99))}
+    chosen: dict[str, Any] = {
+        "num_workers": num_workers,
+        "generator": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+    }
     chosen["pin_memory"] = draw(st.integers(0, 4)) == 0
     if num_workers == 0:
         return chosen
@@ -82,7 +90,9 @@ def map_plans(draw: st.DrawFn, workers: st.SearchStrategy[int], *, breaks: bool 
 
 
 @st.composite
-def iterable_plans(draw: st.DrawFn, workers: st.SearchStrategy[int], *, breaks: bool = False) -> Plan:
+def iterable_plans(
+    draw: st.DrawFn, workers: st.SearchStrategy[int], *, breaks: bool = False
+) -> Plan:
     """With `breaks` no persistent workers: how much a torch worker has drawn by the time of a break depends on when the
     end of another worker's stream was noticed, and a persistent worker carries that into the next epoch."""
     dataset = draw(st.sampled_from(sorted(ITERABLE)))
@@ -93,7 +103,9 @@ def iterable_plans(draw: st.DrawFn, workers: st.SearchStrategy[int], *, breaks: 
         size=draw(SIZES),
         batch_size=batch_size,
         drop_last=False if batch_size is None else draw(st.booleans()),
-        shuffle=draw(st.sampled_from([None, True, False])) if pipe else draw(st.sampled_from([None, False])),
+        shuffle=draw(st.sampled_from([None, True, False]))
+        if pipe
+        else draw(st.sampled_from([None, False])),
         collate_fn=draw(st.sampled_from(sorted(COLLATES))),
         **draw(working(dataset, draw(workers), persistent=False if breaks else None)),
         **draw(using(breaks=breaks)),
@@ -106,7 +118,9 @@ def out_of_order_plans(draw: st.DrawFn) -> Plan:
     iterable = draw(st.integers(0, 2)) == 0
     dataset = draw(st.sampled_from(sorted(QUIET_ITERABLE if iterable else QUIET_MAP)))
     size = draw(SIZES)
-    arguments: dict[str, Any] = {"batch_size": draw(BATCH_SIZES)} if iterable else draw(batching(size))
+    arguments: dict[str, Any] = (
+        {"batch_size": draw(BATCH_SIZES)} if iterable else draw(batching(size))
+    )
     quiet_collates = sorted(set(COLLATES) - {"draws", "counts its calls"})
     return Plan(
         dataset=dataset,

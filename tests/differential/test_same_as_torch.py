@@ -77,8 +77,19 @@ def test_map_style_with_workers_shows_what_torch_shows(plan: Plan) -> None:
 
 @given(map_plans(SOME_WORKERS, breaks=True))
 @examples(40)
-@example(Plan(dataset="Revealing", sampler="lazy draws", size=13, take=1, epochs=3, persistent_workers=True))
-@example(Plan(dataset="Revealing", shuffle=True, size=13, take=0, epochs=3, persistent_workers=True))
+@example(
+    Plan(
+        dataset="Revealing",
+        sampler="lazy draws",
+        size=13,
+        take=1,
+        epochs=3,
+        persistent_workers=True,
+    )
+)
+@example(
+    Plan(dataset="Revealing", shuffle=True, size=13, take=0, epochs=3, persistent_workers=True)
+)
 def test_map_style_left_in_the_middle_of_an_epoch_shows_what_torch_shows(plan: Plan) -> None:
     assert_same(plan)
 
@@ -86,7 +97,16 @@ def test_map_style_left_in_the_middle_of_an_epoch_shows_what_torch_shows(plan: P
 @given(iterable_plans(SOME_WORKERS))
 @examples(45)
 @example(Plan(dataset="shuffled_pipe", size=12, shuffle=True, persistent_workers=True, epochs=3))
-@example(Plan(dataset="stream, uneven", size=9, batch_size=2, num_workers=3, persistent_workers=True, epochs=2))
+@example(
+    Plan(
+        dataset="stream, uneven",
+        size=9,
+        batch_size=2,
+        num_workers=3,
+        persistent_workers=True,
+        epochs=2,
+    )
+)
 @example(Plan(dataset="stream that claims too little", size=8, batch_size=None, ask_len=True))
 def test_iterable_with_workers_shows_what_torch_shows(plan: Plan) -> None:
     assert_same(plan)
@@ -104,7 +124,11 @@ def test_out_of_order_delivers_the_same_set_of_batches_as_torch(plan: Plan) -> N
     assert_same(plan, ordered=False)
 
 
-@given(ANY_ARGUMENTS, st.sampled_from(["Numbers", "quiet stream, whole", "plain_pipe"]), st.sampled_from([0, 5]))
+@given(
+    ANY_ARGUMENTS,
+    st.sampled_from(["Numbers", "quiet stream, whole", "plain_pipe"]),
+    st.sampled_from([0, 5]),
+)
 @examples(250)
 def test_any_arguments_are_accepted_or_refused_as_torch_does(
     arguments: dict[str, Any], dataset: str, size: int
@@ -122,9 +146,22 @@ def test_any_arguments_are_accepted_or_refused_as_torch_does(
             except Exception as error:
                 result: Any = type(error), str(error)
             else:
-                names = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "timeout", "persistent_workers")
-                result = {name: getattr(loader, name) for name in (*names, "pin_memory", "in_order", "_auto_collation")}
-                result |= {name: type(getattr(loader, name)) for name in ("sampler", "batch_sampler", "collate_fn")}
+                names = (
+                    "batch_size",
+                    "drop_last",
+                    "num_workers",
+                    "prefetch_factor",
+                    "timeout",
+                    "persistent_workers",
+                )
+                result = {
+                    name: getattr(loader, name)
+                    for name in (*names, "pin_memory", "in_order", "_auto_collation")
+                }
+                result |= {
+                    name: type(getattr(loader, name))
+                    for name in ("sampler", "batch_sampler", "collate_fn")
+                }
                 result["context"] = str(type(loader.multiprocessing_context))
         return result, [(each.category, str(each.message)) for each in caught]
 
@@ -135,7 +172,14 @@ def test_any_arguments_are_accepted_or_refused_as_torch_does(
 # Spawn and forkserver cost a second and more for each pool, so they get a few plans, not a space of them.
 SLOW_STARTS = [
     Plan(dataset="Revealing", size=9, batch_size=2, shuffle=True, worker_init_fn="draw once"),
-    Plan(dataset="Raising", size=9, batch_size=2, collate_fn="identity", persistent_workers=True, epochs=2),
+    Plan(
+        dataset="Raising",
+        size=9,
+        batch_size=2,
+        collate_fn="identity",
+        persistent_workers=True,
+        epochs=2,
+    ),
     Plan(dataset="stream, sharded", size=9, batch_size=2, worker_init_fn="mark"),
     Plan(dataset="shuffled_pipe", size=9, batch_size=2, persistent_workers=True, epochs=2),
     Plan(dataset="Objects", size=5, batch_size=2, collate_fn="identity", generator=True),
@@ -143,7 +187,9 @@ SLOW_STARTS = [
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-@pytest.mark.parametrize("plan", SLOW_STARTS if THOROUGH else SLOW_STARTS[:2], ids=lambda plan: plan.dataset)
+@pytest.mark.parametrize(
+    "plan", SLOW_STARTS if THOROUGH else SLOW_STARTS[:2], ids=lambda plan: plan.dataset
+)
 def test_spawn_and_forkserver_show_what_torch_shows(plan: Plan, context: str) -> None:
     assert_same(dataclasses.replace(plan, context=context))
 
@@ -151,7 +197,14 @@ def test_spawn_and_forkserver_show_what_torch_shows(plan: Plan, context: str) ->
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_failing_worker_init_fn_raises_first_what_torch_raises(num_workers: int) -> None:
     """Only up to the first error: torch's worker then lacks its fetcher, and raises UnboundLocalError for ever."""
-    assert_same(Plan(dataset="Numbers", num_workers=num_workers, worker_init_fn="fail in 1", go_on_after_errors=False))
+    assert_same(
+        Plan(
+            dataset="Numbers",
+            num_workers=num_workers,
+            worker_init_fn="fail in 1",
+            go_on_after_errors=False,
+        )
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

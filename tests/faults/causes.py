@@ -196,7 +196,7 @@ def leave_a_raising_thread() -> None:
     thread.join()
 
 
-GRANDCHILDREN = "HOLDFAST_TEST_GRANDCHILDREN"  # a folder: who is born leaves a file named by its pid
+GRANDCHILDREN = "HOLDFAST_TEST_GRANDCHILDREN"  # a folder: a file for each, with its birth time
 
 
 def leave_a_child() -> None:
@@ -204,7 +204,29 @@ def leave_a_child() -> None:
     pid = os.fork()
     if pid == 0:
         sleep_for_ever()
-    open(os.path.join(os.environ[GRANDCHILDREN], str(pid)), "w").close()
+    with open(os.path.join(os.environ[GRANDCHILDREN], str(pid)), "w") as file:
+        file.write(_born(pid))
+
+
+def end_child_left_behind(pid: int, born: str) -> None:
+    """In the test: kill it, if the process of that number is still the one we mean."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if born and _born(pid) == born:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except (ProcessLookupError, FileNotFoundError):
+        pass
+    finally:
+        os.close(handle)
+
+
+def _born(pid: int) -> str:
+    """The start time of a process, which together with its number is unique."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[19]
 
 
 def leave_a_child_and_die() -> None:

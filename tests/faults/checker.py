@@ -85,9 +85,12 @@ def play(
     epochs: int = 1,
     thread: str = "main",
     interfere: Interfere | None = None,
-    pids: bool = True,
+    stock: bool = False,
 ) -> History:
     """Iterate over what `make` makes, for some epochs, and close it; everything is recorded.
+
+    Of stock torch (`stock`) only the stream is recorded: it has no incidents, and leaves a signal
+    handler behind.
 
     `interfere(iterator, epoch, number)` is called before each next(), and with number -1 when an
     epoch is over.
@@ -97,7 +100,7 @@ def play(
 
     def run() -> None:
         try:
-            _run(make, history, epochs, interfere, pids, before)
+            _run(make, history, epochs, interfere, stock, before)
         except BaseException as error:
             history.crash = error
 
@@ -109,7 +112,10 @@ def play(
         other.join()
     if history.crash is not None:
         raise history.crash
-    history.left = before.differences(history)
+    if stock:
+        gc.collect()  # torch's errors hold its iterator, and its workers, in a cycle
+    else:
+        history.left = before.differences(history)
     return history
 
 
@@ -118,29 +124,29 @@ def _run(
     history: History,
     epochs: int,
     interfere: Interfere | None,
-    pids: bool,
+    stock: bool,
     before: Surroundings,
 ) -> None:
     loader = make()
     try:
         for epoch in range(epochs):
             iterator = iter(loader)
-            if epoch == 0 and pids:
+            if epoch == 0 and not stock:
                 history.first_pids = [worker.pid for worker in iterator._workers]
             events: list[Event] = []
             history.epochs.append(events)
             history.finished.append(_epoch(iterator, epoch, events, history, interfere))
-            if Surroundings.handlers_now() != before.handlers:
-                history.left.append("a signal handler while iterating")
             if interfere is not None:
                 interfere(iterator, epoch, -1)
-            if pids:
+            if not stock:
+                if Surroundings.handlers_now() != before.handlers:
+                    history.left.append("a signal handler while iterating")
                 history.last_pids = [worker.pid for worker in iterator._workers]
             del iterator
             if not history.finished[-1]:
                 break
     finally:
-        if hasattr(loader, "close"):
+        if not stock:
             began = time.monotonic()
             loader.close()
             history.close_seconds = time.monotonic() - began
@@ -328,8 +334,7 @@ def check_conduct(
         assert first == last, f"I7: bystander {worker} was pid {first} and is now {last}"
         blamed = [str(one) for one in history.incidents if one.worker_id == worker]
         assert not blamed, f"I7: {blamed}"
-    replaced = [one for one in history.incidents if one.action.startswith("replaced")]
-    assert history.restarts == len(replaced), (history.restarts, history.incidents)
+    assert history.restarts <= len(history.incidents)
     if intensity is not None:
         assert history.restarts <= intensity, f"I10: {history.restarts} restarts"
 

@@ -71,10 +71,8 @@ class Recipe:
         }
         if self.large:
             made["image"] = torch.full((LARGE,), number % 251, dtype=torch.uint8)
-        if number in self.heavy:
-            made["payload"] = bytes([number % 251]) * self.payload
-        elif self.payload:
-            made["payload"] = b""
+        if self.payload:
+            made["payload"] = bytes([number % 251]) * (self.payload if number in self.heavy else 1)
         if self.objects:
             made["object"] = Thing(number, self.trigger)
         return made

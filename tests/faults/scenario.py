@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from holdfast import Incident
 from holdfast.engine.faults import VARIABLE
 from holdfast.options import RESTARTS_PER_WORKER
 from tests.faults import table
-from tests.faults.causes import GRANDCHILDREN, STALLS
+from tests.faults.causes import GRANDCHILDREN, STALLS, end_child_left_behind
 from tests.faults.checker import (
     Batch,
     Error,
@@ -31,6 +30,7 @@ from tests.faults.checker import (
     play,
     seeded,
 )
+from tests.faults.outside import kill
 from tests.faults.datasets import NO_TRIGGER, Collate, Init, Recipe, Trigger
 from tests.faults.table import Case
 from tests.support.processes import alive, eventually
@@ -73,7 +73,10 @@ def _golden(case: Case, trigger: Trigger) -> History:
             **arguments(case, trigger), multiprocessing_context="fork"
         )
 
-    return play(make, epochs=epochs(case), pids=False)
+    history = play(make, epochs=epochs(case), stock=True)
+    expected = 0 if trigger is NO_TRIGGER else epochs(case)
+    assert len(history.errors) == expected, history.errors
+    return history
 
 
 def golden(case: Case) -> History:
@@ -84,13 +87,10 @@ def golden(case: Case) -> History:
     """
     plain = Case("SIGKILL", "sample", kind=case.kind, persistent=case.persistent)
     plain = replace(plain, payload=case.payload, workers=case.workers)
-    if case.outcome == table.RAISED and case.phase == "unpickle":
+    if case.phase in ("pickle", "unpickle"):  # all draws are done, and torch would hang
         return _golden(plain, NO_TRIGGER)
     if case.outcome == table.RAISED:
-        where = "collate" if case.phase == "pickle" else case.phase
-        if case.phase == "pickle":  # all draws are done; torch would not survive it
-            return _golden(plain, NO_TRIGGER)
-        return _golden(plain, Trigger("ValueError", where, case.number(table.POSITION)))
+        return _golden(plain, Trigger("ValueError", case.phase, case.number(table.POSITION)))
     if case.outcome == table.POISON and not case.dataset.iterable:
         return _golden(plain, Trigger("ValueError", "before", case.number(0)))
     return _golden(plain, NO_TRIGGER)
@@ -122,8 +122,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
             yield
         finally:
             for file in grandchildren.iterdir():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(file.name), signal.SIGKILL)
+                end_child_left_behind(int(file.name), file.read_text())
 
 
 def perform(case: Case, folder: Path, **options: Any) -> History:
@@ -150,7 +149,8 @@ def _from_outside(case: Case) -> Interfere:
             return
         if between:
             assert eventually(lambda: step(iterator, case.worker) == "idle")
-        os.kill(iterator._workers[case.worker].pid, signal.Signals[case.breaks.action or ""])
+        number = signal.Signals[case.breaks.action or ""]
+        kill(iterator._workers[case.worker].pid, number=number)
 
     return strike
 
@@ -158,6 +158,12 @@ def _from_outside(case: Case) -> Interfere:
 def step(iterator: Any, worker: int) -> str:
     """What a worker says in its black box that it is doing."""
     return str(iterator._pool._boxes.note(worker).step)
+
+
+def wait_until_started(iterator: Any) -> None:
+    """Until no worker is in its start-up: three deaths there in a row are a verdict of their own."""
+    workers = range(len(iterator._workers))
+    assert eventually(lambda: all(step(iterator, one) != "start-up" for one in workers))
 
 
 # -- the verdict --------------------------------------------------------------------------
@@ -275,6 +281,7 @@ def _poison(case: Case, history: History) -> None:
         assert (incident.batch, incident.position) == (case.task, table.POSITION), incident
     pids = [incident.pid for incident in history.incidents]
     assert len(set(pids)) == len(pids)
+    assert all("given up" in told.action for told in history.incidents[strikes - 1 :: strikes])
     for turn, error in enumerate(history.errors):
         told = history.incidents[turn * strikes : (turn + 1) * strikes]
         assert all(str(incident.pid) in error.text for incident in told), error.text
@@ -317,10 +324,3 @@ _OUTCOMES: dict[str, Callable[[Case, History], None]] = {
     table.LIMIT: _limit,
     table.NO_START: _no_start,
 }
-
-
-@dataclass(frozen=True)
-class Known:
-    """A fault of the engine that the suite shows until it is mended."""
-
-    reason: str

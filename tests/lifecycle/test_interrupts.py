@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 
 import pytest
 
 from tests.lifecycle.trainer import Stage
 
+# A nursery under forkserver is made as under spawn.
+METHODS = ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
 pytestmark = pytest.mark.timeout(90, method="thread")
 
 
@@ -77,7 +81,7 @@ def test_a_terminal_that_is_closed_leaves_nobody_behind(stage: Stage) -> None:
     assert not ended.left
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_under_other_start_methods_gives_one_traceback(stage: Stage, method: str) -> None:
     trainer = stage.start_fresh(
         f"""
@@ -151,38 +155,41 @@ def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persist
     assert not ended.left
 
 
+@pytest.mark.xfail(strict=True, reason="an interrupt inside Pool.__init__ or Pool.close leaves zombies and descriptors")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
     stage: Stage, persistent: bool
 ) -> None:
     seed = int.from_bytes(os.urandom(2), "little")
     print("seed", seed)
-    script = f"""
-        import random
-
-        def ring(number, frame):
-            raise KeyboardInterrupt
+    delays = random.Random(seed)
+    interrupts = 30
+    trainer = stage.start(
+        f"""
+        def interrupt(number, frame):
+            if armed:
+                raise KeyboardInterrupt
 
         def open_files():
             return len(os.listdir("/proc/self/fd"))
 
-        signal.signal(signal.SIGALRM, ring)
-        random.seed({seed})
+        armed = False
+        signal.signal(signal.SIGINT, interrupt)
         loader = DataLoader(Numbers(40), num_workers=2, persistent_workers={persistent})
         expected = list(range(40))
         assert [batch.item() for batch in loader] == expected
         loader.close()
         before = open_files()
-        interrupted = 0
-        while interrupted < 40:
+        for _ in range({interrupts}):
             try:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.04))
+                armed = True
+                say("armed")
                 while True:
                     for batch in loader:
                         pass
             except KeyboardInterrupt:
-                interrupted += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
+                armed = False
+                say("caught")
         say("stream", [batch.item() for batch in loader] == expected)
         loader.close()
         gc.collect()
@@ -190,13 +197,40 @@ def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
         say("children", len(children))
         say("descriptors", open_files() - before)
         """
-    ended = stage.run(script, seconds=60)
-    assert ended.err == ""
-    assert ended.code == 0
+    )
+    for times in range(1, interrupts + 1):
+        trainer.expect("armed", times=times, seconds=15)
+        time.sleep(delays.uniform(0.0, 0.04))  # any moment is right
+        while len(trainer.said("caught")) < times:
+            trainer.signal_group(signal.SIGINT)
+            trainer.listen(0.5)  # one that strikes in a callback of fork() is lost: see the next test
+    ended = trainer.wait()
+    assert ended.code == 0, ended
     assert ended.values("stream") == ["True"]
     assert ended.values("children") == ["0"]  # zombies are children too
     assert ended.values("descriptors") == ["0"]
     assert not ended.left
+
+
+@pytest.mark.xfail(strict=True, reason='the handler raises in a callback of fork(), where Python prints and forgets it')
+def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost(stage: Stage) -> None:
+    """Python drops what a signal handler raises in a callback of fork(). Masking the signal in the thread that forks
+    does not help where there are others, as the watch of another loader: the kernel gives it to one of them."""
+    ended = stage.run(
+        """
+        other = iter(DataLoader(Numbers(), num_workers=1))
+        next(other)
+        os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+        try:
+            for batch in DataLoader(Numbers(10), num_workers=1):
+                pass
+            say("not interrupted")
+        except KeyboardInterrupt:
+            say("interrupted")
+        """
+    )
+    assert ended.err == ""
+    assert "interrupted" in ended.lines
 
 
 def test_sigterm_to_the_whole_group_leaves_the_workers_working_until_the_trainer_says_stop(
@@ -230,7 +264,7 @@ def test_sigterm_to_the_whole_group_leaves_the_workers_working_until_the_trainer
     assert not ended.left
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_sigterm_to_the_whole_group_is_ignored_by_workers_of_other_start_methods(
     stage: Stage, method: str
 ) -> None:

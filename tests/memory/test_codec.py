@@ -176,6 +176,8 @@ def assert_same(got: Any, sent: Any) -> None:
     if isinstance(sent, torch.Tensor):
         assert_same_tensor(got, sent)
     elif isinstance(sent, np.ndarray):
+        if not (sent.flags.c_contiguous or sent.flags.f_contiguous):
+            sent = pickle.loads(pickle.dumps(sent, 5))  # may change the byte order
         assert got.dtype == sent.dtype
         assert got.shape == sent.shape
         assert got.flags.writeable
@@ -244,6 +246,7 @@ def test_views_of_one_storage_share_it_afterwards(module_slot: Slot, data: st.Da
 # -- tensors ---------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [0, 3, 40000])
 def test_every_dtype_travels(send: Any, dtype: torch.dtype, count: int) -> None:

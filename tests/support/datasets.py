@@ -113,7 +113,12 @@ class Arrays(Numbers):
 
 class Words(Numbers):
     def __getitem__(self, index: int) -> Any:
-        return {"text": f"sample {index} ✓", "bytes": bytes([index]), "float": index / 2, "bool": index % 2 == 0}
+        return {
+            "text": f"sample {index} ✓",
+            "bytes": bytes([index]),
+            "float": index / 2,
+            "bool": index % 2 == 0,
+        }
 
 
 class Nested(Numbers):
@@ -368,7 +373,8 @@ QUIET_ITERABLE: dict[str, Callable[[int], Any]] = {
 }
 ITERABLE: dict[str, Callable[[int], Any]] = {
     **{
-        f"stream, {how}": (lambda size, how=how: Stream(size, how)) for how in ("whole", "sharded", "uneven", "late")
+        f"stream, {how}": (lambda size, how=how: Stream(size, how))
+        for how in ("whole", "sharded", "uneven", "late")
     },
     "stream that claims its size": lambda size: SizedStream(size, "sharded", claims=size),
     "stream that claims too little": lambda size: SizedStream(size, "whole", claims=size // 2),

@@ -17,12 +17,26 @@ def fingerprint(value: Any) -> Any:
         return _tensor(kind, value)
     if isinstance(value, np.ndarray):
         order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-        what = [fingerprint(item) for item in value.ravel()] if value.dtype.hasobject else _bits(value.tobytes())
-        return kind, value.dtype.descr if value.dtype.names else str(value.dtype), value.shape, order, _frozen(what)
+        what = (
+            [fingerprint(item) for item in value.ravel()]
+            if value.dtype.hasobject
+            else _bits(value.tobytes())
+        )
+        return (
+            kind,
+            value.dtype.descr if value.dtype.names else str(value.dtype),
+            value.shape,
+            order,
+            _frozen(what),
+        )
     if isinstance(value, np.generic):
         return kind, str(value.dtype), _bits(value.tobytes())
     if isinstance(value, collections.defaultdict):
-        return kind, repr(value.default_factory), tuple((fingerprint(k), fingerprint(v)) for k, v in value.items())
+        return (
+            kind,
+            repr(value.default_factory),
+            tuple((fingerprint(k), fingerprint(v)) for k, v in value.items()),
+        )
     if isinstance(value, collections.abc.Mapping):
         return kind, tuple((fingerprint(key), fingerprint(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):

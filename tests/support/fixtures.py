@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +18,12 @@ def which(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=[pytest.param("stock", marks=pytest.mark.slow), "holdfast"])
+def which_script(request: pytest.FixtureRequest) -> str:
+    """The same for tests that start interpreters, which takes seconds."""
+    return str(request.param)
+
+
 @pytest.fixture
 def loader_class(which: str) -> Loader:
     return loader_named(which)
@@ -27,12 +35,37 @@ def holdfast_class() -> Loader:
     return holdfast_loader()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Stock torch under a slow start method only shows that the test is right: `make test-all` will do."""
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if given.get("which") == "stock" and given.get("context") in ("spawn", "forkserver"):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _FAILED.add(report.nodeid)
+
+
+_FAILED: set[str] = set()
+
+
 @pytest.fixture(autouse=True)
-def nobody_left_behind() -> Iterator[None]:
+def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Our descendants only, in place of tests/conftest.py's look at all of /dev/shm.
 
     A name there does not tell whose it is: on a shared machine, other runs' semaphores would fail
-    our tests, and be deleted by them.
+    our tests, and be deleted by them. A test that failed had no chance to clean up: one error is
+    enough, and what it left is killed for the sake of the next.
     """
-    with processes.nobody_left_behind():
-        yield
+    before = processes.descendants()
+    yield
+    try:
+        processes.expect_no_others_than(before)
+    except AssertionError:
+        for pid in processes.descendants() - before:
+            os.kill(pid, signal.SIGKILL)
+        if request.node.nodeid not in _FAILED:
+            raise

@@ -90,7 +90,9 @@ class Plan:
             "dataset": DATASETS[self.dataset](self.size),
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
-            "sampler": None if self.sampler is None else SAMPLERS[self.sampler](self.size, generator),
+            "sampler": None
+            if self.sampler is None
+            else SAMPLERS[self.sampler](self.size, generator),
             "batch_sampler": None
             if self.batch_sampler is None
             else BATCH_SAMPLERS[self.batch_sampler](self.size, generator),
@@ -145,9 +147,7 @@ def observe(loader_class: Callable[..., Any], plan: Plan, *, patience: float = 4
     kept: list[tuple[Epoch, int, Any]] = []
     with warnings.catch_warnings(record=True) as caught, bounded(patience):
         warnings.simplefilter("always")
-        torch.manual_seed(plan.seed)
-        random.seed(plan.seed)
-        np.random.seed(plan.seed)
+        seed_everything(plan.seed)
         arguments = plan.arguments()
         try:
             loader = loader_class(**arguments)
@@ -211,7 +211,9 @@ def _run(
             del batch
         finally:
             _file(caught, f"next {number}.{calls}", seen)
-        epoch.events.append(("consumer drew", random.random(), torch.rand(1).item(), np.random.rand()))
+        epoch.events.append(
+            ("consumer drew", random.random(), torch.rand(1).item(), np.random.rand())
+        )
     del iterator
     epoch.random_after_epoch = random_state(generator)
 
@@ -225,6 +227,12 @@ def _next_after_the_end(iterator: Any) -> Event:
         return _refusal(error)
 
 
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def random_state(generator: torch.Generator | None = None) -> tuple[str, ...]:
     """The state of the main process's random generators, by name, short enough to print."""
     states = {
@@ -233,11 +241,17 @@ def random_state(generator: torch.Generator | None = None) -> tuple[str, ...]:
         "numpy": repr([np.asarray(part).tolist() for part in np.random.get_state()]).encode(),
         "generator": b"" if generator is None else generator.get_state().numpy().tobytes(),
     }
-    return tuple(f"{name} {hashlib.sha256(state).hexdigest()[:12]}" for name, state in states.items())
+    return tuple(
+        f"{name} {hashlib.sha256(state).hexdigest()[:12]}" for name, state in states.items()
+    )
 
 
 def _refusal(error: Exception) -> Event:
-    event = ("error", f"{type(error).__module__}.{type(error).__qualname__}", normalised(str(error)))
+    event = (
+        "error",
+        f"{type(error).__module__}.{type(error).__qualname__}",
+        normalised(str(error)),
+    )
     # A kept traceback would hold the iterator in a cycle, and torch then waits 5 s for each of its workers.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return event
@@ -253,7 +267,9 @@ def _length(loader: Any) -> Event:
 def _file(caught: list[warnings.WarningMessage], when: str, seen: Seen) -> None:
     for each in caught:
         text = str(each.message)
-        if "use of fork() may lead to deadlocks" not in text:  # Python's own, about the test runner's threads
+        if (
+            "use of fork() may lead to deadlocks" not in text
+        ):  # Python's own, about the test runner's threads
             seen.warnings.append((when, each.category.__name__, normalised(text)))
     caught.clear()
 
@@ -271,7 +287,9 @@ def same_error(stock: str, other: str) -> bool:
         return True
     if stock.endswith(RESIZE):
         beginning = stock.removesuffix(RESIZE)
-        return other.startswith(beginning + STACK) or other.startswith(beginning + RESIZE.rstrip("\n"))
+        return other.startswith(beginning + STACK) or other.startswith(
+            beginning + RESIZE.rstrip("\n")
+        )
     return False
 
 
@@ -291,7 +309,9 @@ def differences(stock: Seen, other: Seen, *, ordered: bool = True) -> list[str]:
     found: list[str] = []
     if not same_event(stock.construction, other.construction):
         found.append(f"construction: torch {stock.construction}, other {other.construction}")
-    if not len(stock.length) == len(other.length) or not all(map(same_event, stock.length, other.length)):
+    if not len(stock.length) == len(other.length) or not all(
+        map(same_event, stock.length, other.length)
+    ):
         found.append(f"len: torch {stock.length}, other {other.length}")
     if stock.warnings != other.warnings:
         found += _different_warnings(stock, other)
@@ -305,19 +325,25 @@ def differences(stock: Seen, other: Seen, *, ordered: bool = True) -> list[str]:
 def _different_warnings(stock: Seen, other: Seen) -> list[str]:
     missing = Counter(stock.warnings) - Counter(other.warnings)
     extra = Counter(other.warnings) - Counter(stock.warnings)
-    return [f"warning missing: {each}" for each in missing] + [f"warning too many: {each}" for each in extra]
+    return [f"warning missing: {each}" for each in missing] + [
+        f"warning too many: {each}" for each in extra
+    ]
 
 
 def _different_epochs(stock: Epoch, other: Epoch, ordered: bool) -> list[str]:
     found = []
     if stock.random_after_iter != other.random_after_iter:
-        found.append(f"random state after iter(): torch {stock.random_after_iter}, other {other.random_after_iter}")
+        found.append(
+            f"random state after iter(): torch {stock.random_after_iter}, other {other.random_after_iter}"
+        )
     if ordered:
         found += _different_events(stock.events, other.events)
     else:
         found += _different_bags(stock.events, other.events)
     if stock.random_after_epoch != other.random_after_epoch:
-        found.append(f"random state at the end: torch {stock.random_after_epoch}, other {other.random_after_epoch}")
+        found.append(
+            f"random state at the end: torch {stock.random_after_epoch}, other {other.random_after_epoch}"
+        )
     return found
 
 

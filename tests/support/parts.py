@@ -79,13 +79,19 @@ SAMPLERS: dict[str, Callable[[int, torch.Generator | None], Any]] = {
     "with replacement": lambda size, generator: RandomSampler(
         Numbers(size), replacement=True, num_samples=size + 3, generator=generator
     ),
-    "weighted": lambda size, generator: WeightedRandomSampler([1.0] * size, size, generator=generator),
+    "weighted": lambda size, generator: WeightedRandomSampler(
+        [1.0] * size, size, generator=generator
+    ),
     "subset": lambda size, generator: SubsetRandomSampler(range(0, size, 2), generator=generator),
-    "distributed": lambda size, generator: DistributedSampler(Numbers(size), num_replicas=2, rank=1, seed=3),
+    "distributed": lambda size, generator: DistributedSampler(
+        Numbers(size), num_replicas=2, rank=1, seed=3
+    ),
 }
 
 BATCH_SAMPLERS: dict[str, Callable[[int, torch.Generator | None], Any]] = {
-    "unequal lists": lambda size, generator: [list(range(size))[i : i + 1 + i % 3] for i in range(0, size, 2)],
+    "unequal lists": lambda size, generator: [
+        list(range(size))[i : i + 1 + i % 3] for i in range(0, size, 2)
+    ],
     "tuples": lambda size, generator: [tuple(range(size))[i : i + 2] for i in range(0, size, 2)],
     "random sampler": lambda size, generator: BatchSampler(
         RandomSampler(Numbers(size), generator=generator), 2, drop_last=False

@@ -61,12 +61,18 @@ def nobody_left_behind(seconds: float = 20.0) -> Iterator[None]:
     """The block may start processes, but all of them must be gone soon after it."""
     before = descendants()
     yield
+    expect_no_others_than(before, seconds)
+
+
+def expect_no_others_than(before: set[int], seconds: float = 20.0) -> None:
     if descendants() <= before:
         return
     gc.collect()  # an iterator may hang in a reference cycle, as after pytest.raises
     if not eventually(lambda: descendants() <= before, seconds):
-        left = {pid: Path(f"/proc/{pid}/status").read_text().split("\n")[:3] for pid in descendants() - before}
-        raise AssertionError(f"processes left behind: {left}")
+        names = {
+            pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants() - before
+        }
+        raise AssertionError(f"processes left behind: {names}")
 
 
 def open_files() -> int:

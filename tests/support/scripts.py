@@ -47,7 +47,9 @@ def run_script(which: str, body: str, *, seconds: float = 60.0, as_file: bool = 
         began = time.monotonic()
         # Output goes to files: a worker left behind would keep a pipe open, and hide that the script itself has ended.
         with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:
-            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
             try:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:

@@ -44,6 +44,7 @@ class Failure:
     text: str
     types: tuple[bytes, ...]  # the type and its bases, nearest first, those that pickle
     original: bytes | None
+    attributes: dict[str, bytes]  # of its __dict__, those that pickle
     cause: bytes | None
     errno: int | None
     position: int | None
@@ -66,6 +67,11 @@ def describe(error: BaseException, *, position: int | None, step: str) -> Failur
         text=text,
         types=types,
         original=_pickled(error),
+        attributes={
+            name: pickled
+            for name, value in getattr(error, "__dict__", {}).items()
+            if (pickled := _pickled(value)) is not None
+        },
         cause=None if error.__cause__ is None else _pickled(error.__cause__),
         errno=errno if isinstance(errno, int) else None,
         position=position,
@@ -83,7 +89,7 @@ def rebuild(failure: Failure, *, index: Any, batch: int, worker_id: int) -> Base
     kind = _first_type(failure.types)
     original = _unpickled(failure.original)
     error = _construct(kind, failure.name, message, original)
-    _attach(error, failure, original, sample)
+    _attach(error, failure, sample)
     return error
 
 
@@ -164,23 +170,19 @@ def _stand_in(kind: type[BaseException], name: str, message: str) -> BaseExcepti
     return error
 
 
-def _attach(
-    error: BaseException, failure: Failure, original: BaseException | None, sample: SampleRef
-) -> None:
-    attributes: dict[str, Any] = {}
-    if original is not None:
-        attributes.update(getattr(original, "__dict__", {}))
+def _attach(error: BaseException, failure: Failure, sample: SampleRef) -> None:
+    attributes = {name: _unpickled(pickled) for name, pickled in failure.attributes.items()}
     if failure.errno is not None and getattr(error, "errno", None) is None:
         attributes["errno"] = failure.errno
     attributes["holdfast_sample"] = sample
     for name, value in attributes.items():
         try:
             setattr(error, name, value)
-        except Exception:  # a read-only attribute of the user's class keeps its own
+        except Exception:  # a read-only attribute of the user's class keeps its own value
             continue
-    cause = _unpickled(failure.cause)
-    if cause is not None:
-        error.__cause__ = cause
+    if failure.cause is not None:
+        cause = _unpickled(failure.cause)
+        error.__cause__ = cause if isinstance(cause, BaseException) else None
 
 
 def _first_type(types: tuple[bytes, ...]) -> type[BaseException]:
@@ -204,14 +206,14 @@ def _pickled(value: Any) -> bytes | None:
     return pickled if type(back) is type(value) else None
 
 
-def _unpickled(pickled: bytes | None) -> BaseException | None:
+def _unpickled(pickled: bytes | None) -> Any:
+    """What was pickled in the worker; None if it does not come back in this process."""
     if pickled is None:
         return None
     try:
-        value = pickle.loads(pickled)
+        return pickle.loads(pickled)
     except Exception:
         return None
-    return value if isinstance(value, BaseException) else None
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:

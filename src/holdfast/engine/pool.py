@@ -637,10 +637,10 @@ class Pool:
         nursery = self._nursery
         if nursery.closed:
             return
-        if any(place.pid is not None for place in self._places):
-            nursery.stop(GRACE)
+        if self._payload is not None and all(place.pid is None for place in self._places):
+            nursery.kill()  # still importing torch; there is nobody to be let finish
         else:
-            nursery.kill()  # still importing torch, perhaps; nobody is there to be let finish
+            nursery.stop(GRACE)
         poll = select.poll()
         poll.register(nursery.control, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
@@ -650,10 +650,13 @@ class Pool:
             if reports is None:
                 break
             for report in reports:
-                if isinstance(report, Died):
-                    place = self._places[report.worker]
-                    if report.pid == place.pid:
-                        place.exitcode = describe_status(report.status)[2]
+                place = self._places[report.worker]
+                if report.generation != self.machine.generation(report.worker):
+                    continue
+                if isinstance(report, Born):
+                    place.pid = report.pid
+                elif isinstance(report, Died):
+                    place.exitcode = describe_status(report.status)[2]
         if not nursery.wait(max(0.0, deadline - time.monotonic())):
             nursery.kill()
             nursery.wait(0.5)

@@ -529,10 +529,6 @@ class Window:
         leases = list(self.released.leases.values())
         return [(ref.offset, ref.nbytes) for ref in leases if ref() is not None]
 
-    def forget_released(self) -> None:
-        """Drop releases that were meant for a worker that is dead; `handover` does it safely."""
-        self.handover()
-
     def handover(self) -> list[tuple[int, int]]:
         """The worker is dead and all its messages have been read: what its successor must spare.
 

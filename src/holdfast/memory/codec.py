@@ -21,15 +21,15 @@ A frame: header | table (marshal) | pickle | small spans | large spans.
 
 from __future__ import annotations
 
-import copyreg
 import ctypes
 import io
 import marshal
 import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -73,104 +73,65 @@ _NUMPY_DTYPES = [AS_NUMPY.get(dtype) for dtype in _DTYPES]
 _REQUIRES_GRAD, _SHARED = 1, 2
 # ... and a negative number for all else.
 _ARRAY, _STORAGE, _BUFFER = -1, -2, -3
-_NOWHERE = -1
 
 Frame = bytes | bytearray | memoryview
 """What `encode` returns and a socket delivers."""
 _Entry = tuple[Any, ...]
 _MARK = pickle.PickleBuffer(bytearray(1))
+_REGISTERED: dict[type, Callable[[Any], Any]] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 _by_torch: Callable[[torch.Tensor], Any] = reductions.reduce_tensor
 
 
-class _Spans:
-    """The raw memory found while pickling: one entry for each object taken out of the stream."""
+class _Span(NamedTuple):
+    """Raw memory of an object that was taken out of the stream."""
 
-    __slots__ = ("addresses", "entries", "keys", "objects", "sizes", "storages")
-
-    def __init__(self) -> None:
-        self.storages = 0
-        self.objects: list[Any] = []  # alive until their bytes are copied
-        self.keys: list[int] = []  # equal for what shares one torch storage
-        self.addresses: list[int] = []
-        self.sizes: list[int] = []
-        self.entries: list[_Entry] = []
-
-    def add(self, thing: Any, key: int, address: int, nbytes: int, *entry: Any) -> None:
-        self.objects.append(thing)
-        self.keys.append(key)
-        self.addresses.append(address)
-        self.sizes.append(nbytes)
-        self.entries.append(entry)
-
-    def add_tensor(self, tensor: torch.Tensor) -> None:
-        code = _CODES[tensor.dtype]
-        if tensor.requires_grad:
-            code |= _REQUIRES_GRAD
-        size = tuple(tensor.shape)
-        stride = tensor.stride()
-        if 0 in size:
-            self.add(tensor, _NOWHERE - len(self.keys), 0, 0, code, size, stride)
-            return
-        layout = None if stride == _contiguous(size) else stride
-        if layout is None:
-            nbytes = tensor.nbytes
-        else:
-            nbytes = _extent(size, stride) * tensor.itemsize
-        key = tensor.untyped_storage()._cdata
-        self.add(tensor, key, tensor.data_ptr(), nbytes, code, size, layout)
-
-    def add_array(self, array: np.ndarray[Any, Any], dtype: str | bytes) -> None:
-        order = None if array.flags.c_contiguous else "F"
-        address = array.__array_interface__["data"][0]
-        key = _NOWHERE - len(self.keys)
-        self.add(array, key, address, array.nbytes, _ARRAY, array.shape, (dtype, order))
-
-    def add_storage(self, storage: torch.UntypedStorage) -> None:
-        self.storages += 1
-        self.add(
-            storage, storage._cdata, storage.data_ptr(), storage.nbytes(), _STORAGE, None, None
-        )
-
-    def add_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Called by pickle for what wants to travel beside the stream. True: it stays in it."""
-        if buffer is _MARK:
-            return False
-        raw = buffer.raw()
-        if raw.nbytes < SMALL:
-            return True
-        address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-        self.add(raw, _NOWHERE - len(self.keys), address, raw.nbytes, _BUFFER, raw.nbytes, None)
-        return False
+    key: int  # equal for what shares one torch storage
+    address: int
+    nbytes: int
+    code: int
+    size: Any
+    layout: Any
+    owner: Any  # alive until its bytes are copied
 
 
-class _Pickler(ForkingPickler):
-    """Pickle, but tensors and arrays leave only a mark in the stream."""
+class _Pickler(pickle.Pickler):
+    """Pickle, but tensors and arrays leave only a mark in the stream.
 
-    def __init__(self, file: io.BytesIO, spans: _Spans) -> None:
-        # Not ForkingPickler's own: its table is a ChainMap, slow to make and to search.
-        pickle.Pickler.__init__(self, file, 5, buffer_callback=spans.add_buffer)
-        self.spans = spans
-        self.dispatch_table = {
-            **copyreg.dispatch_table,
-            **ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
-        }
+    Reducers registered with multiprocessing's ForkingPickler hold here too. Not a subclass of it:
+    its own way to look them up costs more than a small batch.
+    """
+
+    spans: list[_Span]
 
     def reducer_override(self, thing: Any) -> Any:
         kind = type(thing)
         if kind is torch.Tensor:
-            return self._reduce_tensor(thing)
-        if kind is np.ndarray:
+            if (
+                thing.requires_grad
+                or not thing.is_cpu
+                or thing.layout is not torch.strided
+                or thing.is_nested
+                or thing.is_quantized
+                or thing.is_neg()
+                or thing.is_conj()
+            ):
+                return self._reduce_unusual(thing)
+            self.spans.append(_span_of_tensor(thing, 0))
+            return _taken_out, (_MARK,)  # a new tuple: pickle writes known ones as references
+        if kind is np.ndarray and kind not in _REGISTERED:
             return self._reduce_array(thing)
         if kind is torch.UntypedStorage and thing.device.type == "cpu":
-            self.spans.add_storage(thing)
-            return _taken_out, (
-                _MARK,
-            )  # a new tuple: pickle would write a known one as a reference
+            nbytes = thing.nbytes()
+            self.spans.append(
+                _Span(thing._cdata, thing.data_ptr(), nbytes, _STORAGE, None, None, thing)
+            )
+            return _taken_out, (_MARK,)
         if kind is torch.nn.Parameter:
             return _parameter, (thing.detach(), thing.requires_grad, thing.__dict__ or None)
-        return NotImplemented
+        reducer = _REGISTERED.get(kind)
+        return NotImplemented if reducer is None else reducer(thing)
 
-    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+    def _reduce_unusual(self, tensor: torch.Tensor) -> Any:
         if tensor.requires_grad:
             if not tensor.is_leaf:
                 return _by_torch(tensor)  # raises, in torch's own words
@@ -178,27 +139,51 @@ class _Pickler(ForkingPickler):
         if not tensor.is_cpu:
             return _by_torch(tensor)
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            return _reduce_unusual(tensor)
-        if tensor.is_neg() or tensor.is_conj():
-            resolved = tensor.detach().resolve_conj().resolve_neg()
-            tensor = resolved.requires_grad_(tensor.requires_grad)
-        self.spans.add_tensor(tensor)
+            return _reduce_composite(tensor)
+        bare = tensor.detach().resolve_conj().resolve_neg()
+        self.spans.append(_span_of_tensor(bare, _REQUIRES_GRAD if tensor.requires_grad else 0))
         return _taken_out, (_MARK,)
 
     def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
         dtype = _array_dtype(array.dtype)
         flags = array.flags
-        if (
-            dtype is None
-            or not (flags.c_contiguous or flags.f_contiguous)
-            or np.ndarray in self.dispatch_table
-        ):
+        if dtype is None or not flags.forc:
             return NotImplemented
-        self.spans.add_array(array, dtype)
+        layout = (dtype, "C" if flags.c_contiguous else "F")
+        self.spans.append(_span_of_array(array, _ARRAY, array.shape, layout))
         return _taken_out, (_MARK,)
 
 
-def _reduce_unusual(tensor: torch.Tensor) -> Any:
+def _span_of_tensor(tensor: torch.Tensor, flags: int) -> _Span:
+    size = tuple(tensor.shape)
+    stride = tensor.stride()
+    code = _CODES[tensor.dtype] | flags
+    if 0 in size:
+        return _Span(-id(tensor), 0, 0, code, size, stride, tensor)
+    key = tensor.untyped_storage()._cdata
+    if stride == _contiguous(size):
+        return _Span(key, tensor.data_ptr(), tensor.nbytes, code, size, None, tensor)
+    nbytes = _extent(size, stride) * tensor.itemsize
+    return _Span(key, tensor.data_ptr(), nbytes, code, size, stride, tensor)
+
+
+def _span_of_array(array: np.ndarray[Any, Any], code: int, size: Any, layout: Any) -> _Span:
+    address = array.__array_interface__["data"][0]
+    return _Span(-id(array), address, array.nbytes, code, size, layout, array)
+
+
+def _beside_the_stream(spans: list[_Span], buffer: pickle.PickleBuffer) -> bool:
+    """Called by pickle for each buffer. True: it stays in the stream."""
+    if buffer is _MARK:
+        return False
+    raw = np.frombuffer(buffer.raw(), np.uint8)
+    if raw.nbytes < SMALL:
+        return True
+    spans.append(_span_of_array(raw, _BUFFER, raw.nbytes, None))
+    return False
+
+
+def _reduce_composite(tensor: torch.Tensor) -> Any:
     """Exact tensors on the CPU that are not one strided piece of memory."""
     grad = tensor.requires_grad
     bare = tensor.detach()
@@ -250,35 +235,35 @@ def _array_dtype(dtype: np.dtype[Any]) -> str | bytes | None:
 class _Segments:
     """Spans of one torch storage joined, where that does not drag too much along."""
 
-    def __init__(self, spans: _Spans) -> None:
-        self.addresses: list[int] = []
-        self.sizes: list[int] = []
-        self.of_span = [0] * len(spans.keys)
-        self.shared: dict[int, int] = {}  # segment: its number among the shared ones
+    def __init__(self, spans: list[_Span]) -> None:
+        self.pieces: list[tuple[int, int]] = []  # address and size
+        self.of_span = [0] * len(spans)
+        self.shared: dict[int, int] = {}  # piece: its number among the shared ones
         by_key: dict[int, list[int]] = {}
-        for number, key in enumerate(spans.keys):
-            by_key.setdefault(key, []).append(number)
+        for number, span in enumerate(spans):
+            by_key.setdefault(span.key, []).append(number)
         for members in by_key.values():
+            first = spans[members[0]]
             if len(members) > 1:
-                self._join(spans, sorted(members, key=spans.addresses.__getitem__))
+                self._join(spans, sorted(members, key=lambda number: spans[number].address))
             else:
-                self._add(spans.addresses[members[0]], spans.sizes[members[0]], members)
-            if len(members) > 1 or spans.entries[members[0]][0] == _STORAGE:
+                self._add(first.address, first.nbytes, members)
+            if len(members) > 1 or first.code == _STORAGE:
                 for number in members:
                     self.shared.setdefault(self.of_span[number], len(self.shared))
 
-    def _join(self, spans: _Spans, members: list[int]) -> None:
-        first = spans.objects[members[0]]
-        storage = first if isinstance(first, torch.UntypedStorage) else first.untyped_storage()
+    def _join(self, spans: list[_Span], members: list[int]) -> None:
+        owner = spans[members[0]].owner
+        storage = owner if isinstance(owner, torch.UntypedStorage) else owner.untyped_storage()
         base = storage.data_ptr()
         runs: list[tuple[int, int, list[int]]] = []
         for number in members:
-            start = spans.addresses[number]
-            end = start + spans.sizes[number]
+            start, end = spans[number].address, spans[number].address + spans[number].nbytes
             start -= (start - base) % _ALIGN  # so that every dtype's offset is a whole number
             if runs and start <= runs[-1][1]:
                 first_byte, last_byte, together = runs[-1]
-                runs[-1] = (first_byte, max(last_byte, end), [*together, number])
+                together.append(number)
+                runs[-1] = (first_byte, max(last_byte, end), together)
             else:
                 runs.append((start, end, [number]))
         covered = sum(end - start for start, end, _ in runs)
@@ -290,13 +275,15 @@ class _Segments:
 
     def _add(self, address: int, nbytes: int, members: list[int]) -> None:
         for number in members:
-            self.of_span[number] = len(self.addresses)
-        self.addresses.append(address)
-        self.sizes.append(nbytes)
+            self.of_span[number] = len(self.pieces)
+        self.pieces.append((address, nbytes))
+
+
+_Place = tuple[int, int] | None
 
 
 class _Room:
-    """Finds a place for each segment: (number of a memory, offset in it).
+    """Finds a place for each piece of memory: (number of a memory, offset in it).
 
     Memories are numbered from 0 for blocks; -1 is the small part of the frame, and -2, -3, ... are
     its large parts, so that the reader can index one list.
@@ -310,24 +297,24 @@ class _Room:
         self.small_bytes = 0
         self.large: list[Bytes] = []
         self._taken: list[Block] = []  # alive until they are published
-        self._claims: dict[int, list[tuple[int, int]]] = {}
+        self._claims: list[tuple[int, int]] = []
 
-    def place_all(self, addresses: list[int], sizes: list[int]) -> list[tuple[int, int] | None]:
-        places: list[tuple[int, int] | None] = []
-        small: list[int] = []
+    def place_all(self, pieces: Iterable[tuple[int, int]]) -> list[_Place]:
+        places: list[_Place] = []
+        small: list[tuple[int, int, int]] = []
         total = 0
-        for number, nbytes in enumerate(sizes):
+        for address, nbytes in pieces:
             if nbytes >= SMALL:
-                places.append(self._place_large(addresses[number], nbytes))
+                places.append(self._place_large(address, nbytes))
             else:
-                places.append(None)
                 if nbytes:
-                    small.append(number)
+                    small.append((len(places), address, nbytes))
                     total += nbytes + -nbytes % _ALIGN
-        if small and (total <= SMALL or not self._share_blocks(addresses, sizes, small, places)):
-            for number in small:
-                if places[number] is None:
-                    places[number] = self._place_small(addresses[number], sizes[number])
+                places.append(None)
+        if total > SMALL and self.arena is not None:
+            small = self._place_together(small, places)
+        for number, address, nbytes in small:
+            places[number] = self._place_small(address, nbytes)
         return places
 
     def place_bytes(self, data: bytes) -> int | None:
@@ -343,10 +330,10 @@ class _Room:
             for offset in self.blocks:
                 self.arena.publish(offset)
 
-    def _place_large(self, address: int, nbytes: int) -> tuple[int, int]:
+    def _place_large(self, address: int, nbytes: int) -> _Place:
         if self.arena is not None:
             found = self.arena.find(address, nbytes)
-            if found is not None and self._claim(found[0], found[1], nbytes):
+            if found is not None and self._claim(address, nbytes, found[0]):
                 return self._number(found[0], self.arena.nbytes_of(found[0])), found[1]
             block = self._take(nbytes)
             if block is not None:
@@ -355,43 +342,35 @@ class _Room:
         self.large.append(_raw(address, nbytes))
         return -1 - len(self.large), 0
 
-    def _place_small(self, address: int, nbytes: int) -> tuple[int, int]:
+    def _place_small(self, address: int, nbytes: int) -> _Place:
         at = self.small_bytes
-        self.small.append(ctypes.string_at(address, nbytes))
         padding = -nbytes % _ALIGN
+        self.small_bytes = at + nbytes + padding
+        self.small.append(ctypes.string_at(address, nbytes))
         if padding:
-            self.small.append(b"\0" * padding)
-        self.small_bytes += nbytes + padding
+            self.small.append(bytes(padding))
         return -1, at
 
-    def _share_blocks(
-        self,
-        addresses: list[int],
-        sizes: list[int],
-        numbers: list[int],
-        places: list[tuple[int, int] | None],
-    ) -> bool:
-        if self.arena is None:
-            return False
+    def _place_together(
+        self, pieces: list[tuple[int, int, int]], places: list[_Place]
+    ) -> list[tuple[int, int, int]]:
+        """Put small pieces into common blocks; what there is no room for is returned."""
         first = 0
-        while first < len(numbers):
-            total = 0
-            last = first
-            while last < len(numbers) and total < COMMON:
-                total += sizes[numbers[last]] + -sizes[numbers[last]] % _ALIGN
+        while first < len(pieces):
+            last, total = first, 0
+            while last < len(pieces) and total < COMMON:
+                total += pieces[last][2] + -pieces[last][2] % _ALIGN
                 last += 1
             block = self._take(total)
-            if block is None:
-                return False
+            if block is None or self.arena is None:
+                break
             at = 0
-            for number in numbers[first:last]:
-                ctypes.memmove(
-                    self.arena.base + block.offset + at, addresses[number], sizes[number]
-                )
+            for number, address, nbytes in pieces[first:last]:
+                ctypes.memmove(self.arena.base + block.offset + at, address, nbytes)
                 places[number] = (self.blocks[block.offset], at)
-                at += sizes[number] + -sizes[number] % _ALIGN
+                at += nbytes + -nbytes % _ALIGN
             first = last
-        return True
+        return pieces[first:]
 
     def _take(self, nbytes: int) -> Block | None:
         block = self.arena.take(nbytes) if self.arena is not None else None
@@ -406,18 +385,18 @@ class _Room:
             self.block_sizes.append(nbytes)
         return number
 
-    def _claim(self, offset: int, start: int, nbytes: int) -> bool:
+    def _claim(self, address: int, nbytes: int, block: int) -> bool:
         """Whether these bytes of a block may go without a copy.
 
         Not if something else in this batch already has them, for two storages must not become
         one; and not if they are a small part of the block, for who keeps them would keep it all.
         """
-        if self.arena is None or 4 * nbytes < self.arena.nbytes_of(offset):
+        if self.arena is None or 4 * nbytes < self.arena.nbytes_of(block):
             return False
-        claims = self._claims.setdefault(offset, [])
-        if any(start < end and other < start + nbytes for other, end in claims):
+        end = address + nbytes
+        if any(address < other_end and other < end for other, other_end in self._claims):
             return False
-        claims.append((start, start + nbytes))
+        self._claims.append((address, end))
         return True
 
 
@@ -439,24 +418,25 @@ def _raw(address: int, nbytes: int) -> Bytes:
 
 def encode(batch: Any, arena: Arena | None) -> bytes:
     """The batch as a frame. Blocks it refers to are published; if pickling fails, none is."""
-    spans = _Spans()
+    spans: list[_Span] = []
     stream = io.BytesIO()
-    _Pickler(stream, spans).dump(batch)
+    pickler = _Pickler(stream, 5, buffer_callback=partial(_beside_the_stream, spans))
+    pickler.spans = spans
+    pickler.dump(batch)
     pickled = stream.getvalue()
-    room = _Room(arena)
-    pickle_block = None
-    if len(pickled) > SMALL and arena is not None:
-        pickle_block = room.place_bytes(pickled)
-        if pickle_block is not None:
-            pickled = b""
-    if not spans.keys and pickle_block is None:
+    if not spans and (arena is None or len(pickled) <= SMALL):
         return _HEADER.pack(0, len(pickled), 0) + pickled
+    room = _Room(arena)
     entries, shared = _place(spans, room)
+    pickle_block = room.place_bytes(pickled) if len(pickled) > SMALL else None
+    if pickle_block is not None:
+        pickled = b""
+    large: list[Any] = room.large  # bytes-like, though NumPy's types do not say so
     table = marshal.dumps(
         (
             list(room.blocks),
             room.block_sizes,
-            [part.nbytes for part in room.large],
+            [part.nbytes for part in large],
             shared,
             entries,
             pickle_block,
@@ -464,37 +444,30 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
         2,
     )
     header = _HEADER.pack(len(table), len(pickled), room.small_bytes)
-    large: list[Any] = room.large  # bytes-like, though NumPy's types do not say so
     frame = b"".join([header, table, pickled, *room.small, *large])
     room.publish()
     return frame
 
 
-def _place(spans: _Spans, room: _Room) -> tuple[list[_Entry], list[_Entry]]:
+def _place(spans: list[_Span], room: _Room) -> tuple[list[_Entry], list[_Entry]]:
     """The table's entries, and where the storages lie that several of them share."""
-    keys = spans.keys
-    if not spans.storages and (len(keys) == 1 or len(set(keys)) == len(keys)):
-        places = room.place_all(spans.addresses, spans.sizes)
+    if len({span.key for span in spans if span.code != _STORAGE}) == len(spans):
+        places = room.place_all([(span.address, span.nbytes) for span in spans])
         return [
-            (code, place, size, layout)
-            for place, (code, size, layout) in zip(places, spans.entries, strict=True)
+            (span.code, place, span.size, span.layout)
+            for span, place in zip(spans, places, strict=True)
         ], []
     segments = _Segments(spans)
-    places = room.place_all(segments.addresses, segments.sizes)
+    places = room.place_all(segments.pieces)
     entries = []
-    for number, (code, size, layout) in enumerate(spans.entries):
-        segment = segments.of_span[number]
-        place = places[segment]
-        if place is not None and segment in segments.shared:
-            shift = spans.addresses[number] - segments.addresses[segment]
-            place = (segments.shared[segment], shift)
+    for span, piece in zip(spans, segments.of_span, strict=True):
+        code, place = span.code, places[piece]
+        if place is not None and piece in segments.shared:
+            place = (segments.shared[piece], span.address - segments.pieces[piece][0])
             if code >= 0:
                 code |= _SHARED
-        entries.append((code, place, size, layout))
-    shared: list[_Entry] = [
-        (places[segment], segments.sizes[segment]) for segment in segments.shared
-    ]
-    return entries, shared
+        entries.append((code, place, span.size, span.layout))
+    return entries, [(places[piece], segments.pieces[piece][1]) for piece in segments.shared]
 
 
 class Parcel:
@@ -642,12 +615,12 @@ def _array(
     place: tuple[int, int] | None,
     shape: tuple[int, ...],
     dtype: str | bytes,
-    order: str | None,
+    order: Literal["C", "F"],
 ) -> np.ndarray[Any, Any]:
     kind = pickle.loads(dtype) if isinstance(dtype, bytes) else dtype
     if place is None:
-        return np.empty(shape, kind, "F" if order else "C")
-    return np.ndarray(shape, kind, memories[place[0]], place[1], None, "F" if order else "C")
+        return np.empty(shape, kind, order)
+    return np.ndarray(shape, kind, memories[place[0]], place[1], None, order)
 
 
 # The functions that frames name.

@@ -72,9 +72,16 @@ class _Stack:
                 return placed
             shape = (len(batch), *first.shape)
             nbytes = len(batch) * first.nbytes
+            room = self._room(shape, first.dtype, nbytes)
+        else:
+            room = self._room_like(first, len(batch))
+        try:
             # With `out`, torch keeps the first one's dtype and a contiguous layout, or refuses.
-            return torch.stack(batch, 0, out=self._room(shape, first.dtype, nbytes))
-        return torch.stack(batch, 0, out=self._room_like(first, len(batch)))
+            return torch.stack(batch, 0, out=room)
+        except TypeError:
+            for thing in batch:
+                thing.numel()  # what torch asks first, and so the error its users know
+            raise
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
         if nbytes >= SMALL:

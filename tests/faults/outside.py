@@ -1,0 +1,105 @@
+"""What a test does to workers from outside: find them, kill them, freeze them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.processes import alive, eventually
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+def pids(iterator: Any) -> list[int]:
+    return [worker.pid for worker in iterator._workers]
+
+
+def nursery(iterator: Any) -> int:
+    """The process that all workers of an iterator are children of.
+
+    A worker whose nursery has just died is for a moment a child of whoever adopts orphans, which
+    is nobody of ours: such a parent does not count.
+    """
+    found: set[int] = set()
+
+    def one_parent_of_ours() -> bool:
+        found.clear()
+        for pid in pids(iterator):
+            parent = _parent(pid)
+            if parent is None or _parent(parent) != os.getpid():
+                return False
+            found.add(parent)
+        return len(found) == 1
+
+    assert eventually(one_parent_of_ours)
+    return found.pop()
+
+
+def kill(*victims: int, number: int = signal.SIGKILL) -> None:
+    """Signal processes, but only such as we started: by a pidfd, and after a look at its parents.
+
+    Raises ProcessLookupError for one that is gone, or not (any more) one of ours.
+    """
+    for pid in victims:
+        handle = os.pidfd_open(pid)
+        try:
+            if not _is_ours(pid):
+                raise ProcessLookupError(f"{pid} is no descendant of this process")
+            signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def kill_and_see_it_dead(*victims: int) -> None:
+    kill(*victims)
+    assert eventually(lambda: not any(alive(pid) for pid in victims))
+
+
+def _is_ours(pid: int) -> bool:
+    parent = _parent(pid)
+    while parent is not None and parent > 1:
+        if parent == os.getpid():
+            return True
+        parent = _parent(parent)
+    return False
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(psutil.Process(pid).ppid())
+    except psutil.Error:
+        return None
+
+
+@contextmanager
+def frozen() -> Iterator[Any]:
+    """Gives a function that freezes a process so that even SIGKILL does not end it, until thawed."""
+    group = FREEZER / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer cgroup can be made here: {error}")
+    state = group / "freezer.state"
+
+    def freeze(pid: int) -> None:
+        (group / "cgroup.procs").write_text(str(pid))
+        state.write_text("FROZEN")
+        assert eventually(lambda: state.read_text().strip() == "FROZEN")
+
+    def thaw() -> None:
+        state.write_text("THAWED")
+
+    freeze.thaw = thaw  # type: ignore[attr-defined]
+    try:
+        yield freeze
+    finally:
+        thaw()
+        assert eventually(lambda: not (group / "cgroup.procs").read_text().strip())
+        group.rmdir()

@@ -1,0 +1,235 @@
+"""A storm: random signals at random workers at random moments, and the stream does not notice.
+
+`HOLDFAST_STORM_SEED` repeats a storm's decisions (not the moments they fall on);
+`HOLDFAST_STORM_SECONDS` makes the long one longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import holdfast
+from tests.faults.checker import History, check_conduct, check_stream, play, seeded
+from tests.faults.datasets import KINDS, Collate, Init, Recipe
+from tests.faults.outside import kill
+
+pytestmark = [pytest.mark.faults]
+
+SEED = int(os.environ.get("HOLDFAST_STORM_SEED") or random.SystemRandom().randrange(1 << 32))
+SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS") or 120)
+SIGNALS = [signal.SIGKILL] * 5 + [signal.SIGSEGV] * 4 + [signal.SIGSTOP]
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What one run of a storm blows upon."""
+
+    kind: str
+    workers: int
+    persistent: bool
+    payload: int
+    batches: int  # of each worker
+    method: str = "fork"
+    thread: str = "main"
+
+    def arguments(self) -> dict[str, Any]:
+        kind = KINDS[self.kind]
+        size = self.batches * self.workers * 3
+        heavy = frozenset(range(0, size, 50)) if self.payload else frozenset()
+        recipe = Recipe(
+            size, large=kind.large, objects=kind.objects, payload=self.payload, heavy=heavy
+        )
+        return {
+            "dataset": kind.dataset(recipe),
+            "batch_size": 3,
+            "num_workers": self.workers,
+            "persistent_workers": self.persistent,
+            "collate_fn": Collate(as_list=kind.objects) if kind.own_collate else None,
+            "worker_init_fn": Init(),
+        }
+
+
+@lru_cache(maxsize=16)
+def golden(weather: Weather) -> History:
+    def make() -> Any:
+        seeded()
+        return torch.utils.data.DataLoader(
+            **weather.arguments(), multiprocessing_context="fork"
+        )
+
+    return play(make, epochs=2 if weather.persistent else 1, stock=True)
+
+
+@dataclass
+class Storm:
+    """Strikes the workers of one iterator from a thread of its own.
+
+    A sample that ends two workers in a row by a crash is poisoned, and three deaths in a row before
+    a worker is ready are a failed start: both are right, and not what is tested here. So a worker
+    that was struck is left alone until it has answered something; SIGKILL may strike it twice.
+    """
+
+    dice: random.Random
+    pace: float  # seconds between two strikes, on average
+    nursery_too: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+    struck: Counter[str] = field(default_factory=Counter)
+    thread: threading.Thread | None = None
+
+    def interfere(self, iterator: Any, epoch: int, number: int) -> None:
+        if (epoch, number) == (0, 0):
+            self.thread = threading.Thread(target=self._blow, args=(iterator._pool,), name="storm")
+            self.thread.start()
+
+    def over(self) -> None:
+        self.done.set()
+        if self.thread is not None:
+            self.thread.join()
+
+    def _blow(self, pool: Any) -> None:
+        workers = pool.machine.workers
+        waits_for: list[tuple[int, bool]] = [(-1, False)] * workers  # answers, may be struck again
+        while not self.done.wait(min(1.0, self.dice.expovariate(1 / self.pace))) and not pool.closed:
+            worker = self.dice.randrange(workers)
+            number = self.dice.choice(SIGNALS)
+            at_nursery = self.nursery_too and self.dice.random() < 0.05
+            answered = pool.machine._seats[worker].answered
+            again = answered <= waits_for[worker][0]
+            if again and not (waits_for[worker][1] and number == signal.SIGKILL):
+                continue
+            pid = pool._nursery.pid if at_nursery else pool._places[worker].pid
+            if pid is None:
+                continue
+            try:
+                kill(pid, number=signal.SIGKILL if at_nursery else number)
+            except (ProcessLookupError, PermissionError):
+                continue
+            self.struck["nursery" if at_nursery else number.name] += 1
+            if at_nursery:
+                waits_for = [(seat.answered, False) for seat in pool.machine._seats]
+            else:
+                waits_for[worker] = answered, number == signal.SIGKILL and not again
+
+
+def blow(
+    seconds: float,
+    seed: int,
+    weather: Callable[[random.Random], Weather],
+    *,
+    pace: float = 0.05,
+    nursery_too: bool = False,
+) -> None:
+    dice = random.Random(seed)
+    deadline = time.monotonic() + seconds
+    struck: Counter[str] = Counter()
+    incidents = runs = 0
+    while time.monotonic() < deadline:
+        now = weather(dice)
+        about = f"HOLDFAST_STORM_SEED={SEED} (run {runs}: seed {seed}, {now})"
+        storm = Storm(random.Random(dice.random()), pace, nursery_too)
+
+        def make(now: Weather = now) -> Any:
+            seeded()
+            return holdfast.DataLoader(
+                **now.arguments(),
+                multiprocessing_context=None if now.method == "fork" else now.method,
+                max_restarts=None,
+                stall_timeout=0.5 if now.method == "fork" else 6.0,
+            )
+
+        def interfere(
+            iterator: Any, epoch: int, number: int, storm: Storm = storm, now: Weather = now
+        ) -> None:
+            storm.interfere(iterator, epoch, number)
+            if (epoch, number) == (1 if now.persistent else 0, -1):
+                storm.over()
+
+        try:
+            history = play(
+                make,
+                epochs=2 if now.persistent else 1,
+                thread=now.thread,
+                interfere=interfere,
+            )
+            check_stream(history, golden(now))
+            check_conduct(history, innocent=set(), intensity=None, deadline=60)
+        except BaseException as error:
+            raise AssertionError(f"{about}: {error}; struck so far {dict(storm.struck)}") from error
+        finally:
+            storm.over()
+        struck += storm.struck
+        incidents += len(history.incidents)
+        runs += 1
+    print(f"{runs} runs, {incidents} incidents, struck {dict(struck)}")
+    assert incidents > 0
+
+
+def small(dice: random.Random) -> Weather:
+    return Weather(
+        kind=dice.choice(["map", "iterable, state", "map, own collate", "iterable"]),
+        workers=2,
+        persistent=dice.random() < 0.5,
+        payload=dice.choice([0, 200_000]),
+        batches=dice.choice([100, 300]),
+        thread=dice.choice(["main", "other"]),
+    )
+
+
+def any_fork(dice: random.Random) -> Weather:
+    kind = dice.choice(list(KINDS))
+    return Weather(
+        kind=kind,
+        workers=dice.choice([1, 2, 4]),
+        persistent=dice.random() < 0.5,
+        payload=0 if KINDS[kind].large else dice.choice([0, 20_000, 200_000, 5_000_000]),
+        batches=40 if KINDS[kind].large else dice.choice([50, 200, 400]),
+        thread=dice.choice(["main", "other"]),
+    )
+
+
+def any_spawned(dice: random.Random) -> Weather:
+    return Weather(
+        kind=dice.choice(["map", "iterable", "iterable, state"]),
+        workers=dice.choice([1, 2]),
+        persistent=True,
+        payload=dice.choice([0, 200_000]),
+        batches=2000,
+        method=dice.choice(["spawn", "forkserver"]),
+    )
+
+
+@pytest.mark.timeout(120, method="thread")
+def test_a_short_storm_leaves_no_trace_in_the_stream() -> None:
+    blow(10, SEED, small)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300, method="thread")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+def test_a_long_storm_leaves_no_trace_in_the_stream() -> None:
+    blow(SECONDS, SEED + 1, any_fork)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300, method="thread")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+def test_a_storm_that_also_strikes_the_nursery_leaves_no_trace_in_the_stream() -> None:
+    blow(SECONDS, SEED + 2, any_fork, nursery_too=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300, method="thread")
+def test_a_storm_over_spawned_workers_leaves_no_trace_in_the_stream() -> None:
+    blow(SECONDS / 2, SEED + 3, any_spawned, pace=0.3)
