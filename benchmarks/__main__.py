@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     asked = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: with a table
     missing = absent(asked.loaders)
     for name in missing:
         print(f"{name} is left out: it is not installed (pip install '.[bench]')")
@@ -52,9 +54,12 @@ def main() -> int:
 def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:
     steps = sum(1 for _ in plan)
     records: list[Record] = []
-    for record in run(plan):
-        records.append(record)
-        progress(f"[{len(records)}/{steps}] {record.kind} {record.workload} {record.loader}")
+    try:
+        for record in run(plan):
+            records.append(record)
+            progress(f"[{len(records)}/{steps}] {record.kind} {record.workload} {record.loader}")
+    except KeyboardInterrupt:
+        print(f"\nstopped after {len(records)} of {steps} measurements", flush=True)
     progress("")
     results = Results(plan, records)
     print(table(results))

@@ -16,15 +16,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from holdfast import options
 from holdfast.autopsy.incident import Incident
-from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
-from holdfast.engine.pool import Stats
+from holdfast.engine.stats import Stats
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
+
+if sys.platform == "linux":
+    from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
 
 __all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-SUPPORTED = sys.platform == "linux"
 
 
 class _Runtime:
@@ -150,7 +150,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return iterator  # type: ignore[no-any-return]
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if not SUPPORTED:
+        if sys.platform != "linux":
             warnings.warn(
                 f"holdfast does not run on {sys.platform} yet: workers are torch's own and are not "
                 "replaced when they die",

@@ -1,7 +1,8 @@
-"""contract.md section 10: where stock torch is wrong or a matter of luck, and what a user wants instead.
+"""contract.md section 10: where stock torch is wrong or a matter of luck, and what a user wants
+instead.
 
-What belongs to exceptions is in test_7_errors.py, what belongs to ends in test_7_ends.py, and the whole table of deaths
-in tests/faults; here is one test for each remaining line of the section.
+What belongs to exceptions is in test_7_errors.py, what belongs to ends in test_7_ends.py, and the
+whole table of deaths in tests/faults; here is one test for each remaining line of the section.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import ctypes
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ class DiesOnce(Revealing):
     def __getitem__(self, index: Any) -> Any:
         if index == 5 and not self.grave.exists():
             self.grave.touch()
-            sys.stderr = open(os.devnull, "w")
             DEATHS[self.how]()
         return super().__getitem__(index)
 
@@ -61,7 +60,8 @@ class DiesOnce(Revealing):
 def test_the_death_of_a_worker_is_not_seen_in_the_stream(
     holdfast_class: Loader, how: str, tmp_path: Path
 ) -> None:
-    """torch: ConnectionResetError, FileNotFoundError, EOFError or one of three RuntimeErrors, as luck will have it."""
+    """torch: ConnectionResetError, FileNotFoundError, EOFError or one of three RuntimeErrors, as
+    luck will have it."""
 
     def stream(loader_class: Loader, dataset: Any) -> list[Any]:
         torch.manual_seed(1)
@@ -107,7 +107,8 @@ def test_signal_handlers_of_the_trainer_stay_as_they_were(holdfast_class: Loader
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_a_killed_trainer_do_not_live_on(context: str) -> None:
-    """torch leaves orphans when the feed is blocked; here every worker of a SIGKILLed process goes."""
+    """torch leaves orphans when the feed is blocked; here every worker of a SIGKILLed process
+    goes."""
     ended = run_script(
         "holdfast",
         f"""

@@ -318,7 +318,8 @@ def test_dropping_the_kept_iterator_ends_persistent_workers(loader_class: Any, w
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_iterator_is_of_torchs_base_class(loader_class: Loader, num_workers: int) -> None:
-    """The declared return type of `__iter__`; that it is torch's multiprocessing one is not pinned anywhere."""
+    """The declared return type of `__iter__`; that it is torch's multiprocessing one is not pinned
+    anywhere."""
     iterator = iter(loader_class(Numbers(3), num_workers=num_workers))
     assert isinstance(iterator, _BaseDataLoaderIter)
     assert iter(iterator) is iterator

@@ -374,7 +374,7 @@ def test_the_warning_of_a_persistent_loader_counts_from_the_epochs_start(
             assert len(list(loader)) == 3
 
 
-# --- A batch is the user's -------------------------------------------------------------------------------------------
+# --- A batch is the user's ------------------------------------------------------------------------
 
 
 def counted(index: int) -> torch.Tensor:

@@ -127,7 +127,8 @@ class StuckUntilOthersAreDone(Numbers):
 
 
 def test_out_of_order_a_stuck_workers_own_batches_come_last(loader_class: Loader) -> None:
-    """Each worker has prefetch_factor tasks of its own from the start: those of worker 0 wait, nobody takes them over."""
+    """Each worker has prefetch_factor tasks of its own from the start: those of worker 0 wait,
+    nobody takes them over."""
     dataset = StuckUntilOthersAreDone(10, 8, multiprocessing.Value("i", 0))
     loader = loader_class(
         dataset, batch_size=None, num_workers=2, in_order=False, prefetch_factor=2

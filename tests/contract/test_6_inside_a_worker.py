@@ -378,7 +378,8 @@ def test_no_context_means_the_default_start_method_of_that_time(loader_class: Lo
 def test_a_dataset_may_hold_multiprocessing_locks_and_values(
     loader_class: Loader, context: str
 ) -> None:
-    """They pickle only while a child is being started; sharing a counter this way is common advice."""
+    """They pickle only while a child is being started; sharing a counter this way is common
+    advice."""
     counter = multiprocessing.get_context(context).Value("i", 0)
     loader = loader_class(
         Counting(6, counter), batch_size=2, num_workers=2, multiprocessing_context=context

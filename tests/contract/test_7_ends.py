@@ -1,7 +1,7 @@
 """contract.md section 7, second half: timeouts, and every way in which loading comes to its end.
 
-The scripts run in interpreters of their own: how one ends, and what it then prints, shows nowhere else. Bounds of time
-are generous; they stand between "ends" and "hangs", not between fast and slow.
+The scripts run in interpreters of their own: how one ends, and what it then prints, shows nowhere
+else. Bounds of time are generous; they stand between "ends" and "hangs", not between fast and slow.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_pin_memory_without_accelerator_warns_and_gives_plain_memory(loader_clas
         list(loader)
 
 
-# --- Interpreters that end -------------------------------------------------------------------------------------------
+# --- Interpreters that end ------------------------------------------------------------------------
 
 
 def assert_quiet_end(which: str, body: str, out: str = "") -> None:
@@ -147,8 +147,8 @@ def test_exit_right_after_a_break_with_persistent_workers(which_script: str, con
         from tests.support.datasets import Images
         import warnings; warnings.simplefilter("ignore")
         if __name__ == "__main__":
-            loader = DataLoader(Images(50), batch_size=2, num_workers=2, persistent_workers=True, pin_memory=True,
-                                multiprocessing_context={context!r})
+            loader = DataLoader(Images(50), batch_size=2, num_workers=2, persistent_workers=True,
+                                pin_memory=True, multiprocessing_context={context!r})
             for batch in loader:
                 break
         """,
@@ -313,8 +313,9 @@ def test_a_script_run_in_a_thread_ends_too(which_script: str) -> None:
     )
 
 
-def test_atexit_handlers_of_the_user_may_still_use_a_loader(holdfast_class: Any) -> None:
-    """A checkpoint that is written at exit may read data. (torch: whether it works depends on when the handler was set.)"""
+def test_atexit_handlers_of_the_user_may_still_use_a_loader() -> None:
+    """A checkpoint that is written at exit may read data. (With torch it depends on when the
+    handler was set.)"""
     ended = run_script(
         "holdfast",
         """

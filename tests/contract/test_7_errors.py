@@ -1,6 +1,8 @@
-"""contract.md section 7, first half: what becomes of exceptions in datasets, collate functions and start-up.
+"""contract.md section 7, first half: what becomes of exceptions in datasets, collate functions and
+start-up.
 
-Tests that only holdfast can pass say so by their fixture: there stock torch hangs, loses the type, or ends the epoch.
+Tests that only holdfast can pass say so by their fixture: there stock torch hangs, loses the type,
+or ends the epoch.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def the_one_error(loader: Any) -> Exception:
 
 
 def assert_torchs_text(error: Exception, kind: str) -> None:
-    beginning = f"Caught {kind} in DataLoader worker process {BAD_WORKER}.\nOriginal Traceback (most recent call last):\n"
+    beginning = f"Caught {kind} in DataLoader worker process {BAD_WORKER}.\n"
+    beginning += "Original Traceback (most recent call last):\n"
     assert str(error).startswith(beginning), str(error)
 
 
@@ -139,7 +142,7 @@ def test_the_printed_traceback_shows_the_workers_traceback_once(loader_class: Lo
     assert printed.count(f"ValueError: value at {BAD}") == 1
 
 
-# --- Types that torch loses ------------------------------------------------------------------------------------------
+# --- Types that torch loses -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +250,7 @@ def test_an_arrived_exception_can_be_pickled_again(holdfast_class: Loader) -> No
         assert str(again) == str(error)
 
 
-# --- What is not an Exception, or means something else ---------------------------------------------------------------
+# --- What is not an Exception, or means something else --------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -319,7 +322,7 @@ def test_without_workers_an_exit_is_an_exit(
             pass
 
 
-# --- Results that cannot be sent -------------------------------------------------------------------------------------
+# --- Results that cannot be sent ------------------------------------------------------------------
 
 
 def lambda_when_bad(index: int) -> Any:
@@ -374,7 +377,7 @@ def test_a_result_that_does_not_unpickle_is_an_error_of_its_batch_only(
     assert "cannot come back" in str(error)
 
 
-# --- Where else it can go wrong --------------------------------------------------------------------------------------
+# --- Where else it can go wrong -------------------------------------------------------------------
 
 
 def test_an_error_in_getitems_names_the_batch_and_the_worker(
@@ -484,7 +487,8 @@ class BrokenSampler:
 def test_an_error_in_the_sampler_is_raised_as_it_is_where_torch_raises_it(
     loader_class: Loader, num_workers: int
 ) -> None:
-    """With workers it comes as early as the sampler is read ahead, in place of the batch of that next()."""
+    """With workers it comes as early as the sampler is read ahead, in place of the batch of that
+    next()."""
 
     def found(of: Loader) -> list[Any]:
         loader = of(Numbers(20), batch_size=None, sampler=BrokenSampler(), num_workers=num_workers)
@@ -512,7 +516,7 @@ def test_after_an_error_the_loader_can_be_iterated_again(
         assert kinds == [dict, ValueError, dict, dict, KeyError, dict, dict, OneString, dict]
 
 
-# --- Start-up --------------------------------------------------------------------------------------------------------
+# --- Start-up -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])

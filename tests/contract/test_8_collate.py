@@ -13,7 +13,7 @@ import torch.utils.data._utils.worker as torchs_worker
 from torch.utils.data import default_collate
 
 from tests.support.datasets import DTYPES, Calls, ChannelsLast, Dtypes, Numbers, Pair, Views
-from tests.support.errors import error_of_next, outcomes
+from tests.support.errors import error_of, error_of_next, outcomes
 from tests.support.fingerprint import fingerprint
 from tests.support.loaders import STOCK, Loader
 from tests.support.texts import normalised
@@ -113,13 +113,12 @@ def test_default_collation_in_a_worker_gives_what_it_gives_in_the_main_process(
     assert len(got) == 3
     for start, (sort, what) in zip((0, 2, 4), got, strict=True):
         samples = [sample(i) for i in range(start, min(5, start + 2))]
-        try:
-            expected = default_collate(samples)
-        except Exception as error:
+        if issubclass(sort, Exception):
+            error = error_of(lambda: default_collate(samples))  # noqa: B023
             assert sort is type(error)
             assert str(error) in what
         else:
-            assert what == fingerprint(expected)
+            assert what == fingerprint(default_collate(samples))
 
 
 def test_where_torch_refuses_in_a_worker_only_so_does_holdfast(holdfast_class: Loader) -> None:
@@ -134,7 +133,8 @@ def test_where_torch_refuses_in_a_worker_only_so_does_holdfast(holdfast_class: L
 def test_a_number_among_tensors_is_refused_as_torch_refuses_it_with_or_without_workers(
     holdfast_class: Loader,
 ) -> None:
-    """In a worker torch stumbles over `'int' object has no attribute 'numel'`; without, it says what it expected."""
+    """In a worker torch stumbles over `'int' object has no attribute 'numel'`; without, it says
+    what it expected."""
     found = collated_in_two_workers(holdfast_class, SAMPLES["tensor and number"])
     words = (
         "'int' object has no attribute 'numel'",
@@ -283,7 +283,8 @@ def test_what_default_collation_refuses_it_refuses_in_the_same_words(
 def test_ragged_samples_are_told_apart_from_storage_that_cannot_grow(
     holdfast_class: Loader,
 ) -> None:
-    """torch says "Trying to resize storage that is not resizable" when the first sample is the longest."""
+    """torch says "Trying to resize storage that is not resizable" when the first sample is the
+    longest."""
     error = error_of_next(
         iter(holdfast_class(Calls(4, shorter_and_shorter), batch_size=2, num_workers=2))
     )

@@ -28,7 +28,7 @@ from tests.support.processes import alive, children, eventually, open_files
 pytestmark = pytest.mark.timeout(60)
 
 
-# --- Lightning, path P: rebuilt from its attributes ------------------------------------------------------------------
+# --- Lightning, path P: rebuilt from its attributes -----------------------------------------------
 
 
 def arguments_from_attributes(loader: Any, **replaced: Any) -> dict[str, Any]:
@@ -120,12 +120,13 @@ def test_a_distributed_sampler_can_be_injected(loader_class: Any) -> None:
     assert [batch.tolist() for batch in again] == [[1, 3], [5, 7]]
 
 
-# --- Lightning, path H, and Fabric: `__init__` and `__setattr__` are patched -----------------------------------------
+# --- Lightning, path H, and Fabric: `__init__` and `__setattr__` are patched ----------------------
 
 
 @contextlib.contextmanager
 def recording(*classes: type) -> Iterator[list[tuple[str, str]]]:
-    """Records the arguments of the outermost constructor on the instance, and every later assignment and deletion."""
+    """Records the arguments of the outermost constructor on the instance, and every later
+    assignment and deletion."""
     writes: list[tuple[str, str]] = []
     before = [
         {name: vars(each).get(name) for name in ("__init__", "__setattr__", "__delattr__")}
@@ -262,7 +263,7 @@ def test_a_framework_may_put_attributes_on_the_loader(loader_class: Any) -> None
     assert list(loader)
 
 
-# --- The kept iterator -----------------------------------------------------------------------------------------------
+# --- The kept iterator ----------------------------------------------------------------------------
 
 
 def test_setting_the_kept_iterator_to_none_in_mid_epoch_starts_afresh(loader_class: Any) -> None:
@@ -299,7 +300,8 @@ def test_shutdown_may_be_called_more_than_once(loader_class: Any) -> None:
 
 
 def test_the_loader_made_again_each_epoch_leaves_nothing(loader_class: Any) -> None:
-    """Hugging Face's trainer makes its evaluation loader anew each time, with persistent workers."""
+    """Hugging Face's trainer makes its evaluation loader anew each time, with persistent
+    workers."""
     before, files = children(), open_files()
     for _ in range(5):
         assert len(list(loader_class(Numbers(4), num_workers=2, persistent_workers=True))) == 4
@@ -307,7 +309,7 @@ def test_the_loader_made_again_each_epoch_leaves_nothing(loader_class: Any) -> N
     assert open_files() <= files + 2
 
 
-# --- accelerate ------------------------------------------------------------------------------------------------------
+# --- accelerate -----------------------------------------------------------------------------------
 
 
 def test_accelerate_finds_all_it_reads(loader_class: Any) -> None:

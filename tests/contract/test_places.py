@@ -1,4 +1,5 @@
-"""Issue 2, section 1: a loader works wherever code runs: nested, in threads, in daemonic and forked processes."""
+"""Issue 2, section 1: a loader works wherever code runs: nested, in threads, in daemonic and forked
+processes."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def stream(loader_class: Loader, dataset: Any = None, **arguments: Any) -> list[
     return [fingerprint(batch) for batch in loader_class(dataset or Revealing(9), **given)]
 
 
-# --- Several at once -------------------------------------------------------------------------------------------------
+# --- Several at once ------------------------------------------------------------------------------
 
 
 def test_loaders_in_nested_loops_do_not_disturb_each_other(loader_class: Loader) -> None:
@@ -100,7 +101,8 @@ def test_a_worker_may_use_a_loader_without_workers(loader_class: Loader, which: 
 def test_a_worker_that_uses_a_loader_with_workers_gets_an_answer(
     loader_class: Loader, which: str
 ) -> None:
-    """torch: AssertionError, daemonic processes have no children. Batches or that error, but no hang."""
+    """torch: AssertionError, daemonic processes have no children. Batches or that error, but no
+    hang."""
     found = outcomes(iter(loader_class(LoaderInside(3, which, 1), batch_size=None, num_workers=1)))
     if isinstance(found[0], Exception):
         assert [type(error) for error in found] == [AssertionError] * 3
@@ -116,11 +118,12 @@ def test_a_main_process_loader_inside_another_knows_no_worker(
     assert list(loader_class(LoaderInside(2, which, 1), batch_size=None)) == [[0], [0, 1]]
 
 
-# --- Threads ---------------------------------------------------------------------------------------------------------
+# --- Threads --------------------------------------------------------------------------------------
 
 
 def in_threads(work: Callable[[], Any], count: int = 1) -> list[Any]:
-    """What `work` returned or raised in each of so many threads; they are left behind if they hang."""
+    """What `work` returned or raised in each of so many threads; they are left behind if they
+    hang."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:
@@ -151,7 +154,8 @@ def test_an_iterator_may_be_made_in_one_thread_and_used_in_another(loader_class:
 
 
 def test_several_threads_may_use_a_loader_of_their_own_each(holdfast_class: Loader) -> None:
-    """torch mostly manages this, and sometimes hangs: it forks while another thread holds some lock."""
+    """torch mostly manages this, and sometimes hangs: it forks while another thread holds some
+    lock."""
     expected = stream(STOCK)
     assert in_threads(lambda: stream(holdfast_class), 3) == [expected] * 3
 
@@ -189,7 +193,7 @@ def test_batches_may_be_let_go_in_another_thread(loader_class: Loader) -> None:
     assert got == [float(n) for n in range(200)]
 
 
-# --- Processes -------------------------------------------------------------------------------------------------------
+# --- Processes ------------------------------------------------------------------------------------
 
 
 def use_in_process(which: str, num_workers: int, answers: Any) -> None:
@@ -225,7 +229,8 @@ def test_a_loader_in_a_multiprocessing_child_gives_the_same_batches(
 
 
 def in_a_forked_child(work: Callable[[], Any]) -> int:
-    """Runs `work` in a child of os.fork(); its exit code: 0 when all went well, 9 when it had to be killed."""
+    """Runs `work` in a child of os.fork(); its exit code: 0 when all went well, 9 when it had to be
+    killed."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -288,7 +293,8 @@ def test_a_child_that_inherits_a_live_iterator_and_ends_leaves_the_parents_worke
 
 
 def test_a_child_may_drop_the_inherited_iterator(holdfast_class: Any) -> None:
-    """torch: "can only test a child process" on stderr, and it tells the parent's workers to stop."""
+    """torch: "can only test a child process" on stderr, and it tells the parent's workers to
+    stop."""
     loader = holdfast_class(Pids(20), batch_size=None, num_workers=2, persistent_workers=True)
     held = [iter(loader)]
     pids = {next(held[0])[1] for _ in range(4)}
@@ -333,7 +339,8 @@ def test_a_child_may_read_batches_that_the_parent_holds(loader_class: Loader) ->
 def test_a_child_forked_in_mid_epoch_does_not_keep_the_parents_workers_alive(
     loader_class: Loader,
 ) -> None:
-    """It holds copies of all descriptors; the workers must end nevertheless when the parent lets go."""
+    """It holds copies of all descriptors; the workers must end nevertheless when the parent lets
+    go."""
     iterator = iter(loader_class(Pids(20), batch_size=None, num_workers=2))
     next(iterator)
     workers = list(iterator._workers)

@@ -93,8 +93,9 @@ def map_plans(draw: st.DrawFn, workers: st.SearchStrategy[int], *, breaks: bool 
 def iterable_plans(
     draw: st.DrawFn, workers: st.SearchStrategy[int], *, breaks: bool = False
 ) -> Plan:
-    """With `breaks` no persistent workers: how much a torch worker has drawn by the time of a break depends on when the
-    end of another worker's stream was noticed, and a persistent worker carries that into the next epoch."""
+    """With `breaks` no persistent workers: how much a torch worker has drawn by the time of a break
+    depends on when the end of another worker's stream was noticed, and a persistent worker carries
+    that into the next epoch."""
     dataset = draw(st.sampled_from(sorted(ITERABLE)))
     batch_size = draw(BATCH_SIZES)
     pipe = dataset.endswith("_pipe")
@@ -114,7 +115,8 @@ def iterable_plans(
 
 @st.composite
 def out_of_order_plans(draw: st.DrawFn) -> Plan:
-    """in_order=False: who makes a batch and when it comes is luck, so samples must depend on the index alone."""
+    """in_order=False: who makes a batch and when it comes is luck, so samples must depend on the
+    index alone."""
     iterable = draw(st.integers(0, 2)) == 0
     dataset = draw(st.sampled_from(sorted(QUIET_ITERABLE if iterable else QUIET_MAP)))
     size = draw(SIZES)

@@ -1,7 +1,8 @@
 """Whatever the arguments and the dataset, holdfast shows what stock torch shows.
 
-Each test draws plans, runs each with both loaders and compares all that `tests.support.observe` can see. A failure prints
-a `Plan`; `differences(observe(STOCK, plan), observe(holdfast_loader(), plan))` reproduces it.
+Each test draws plans, runs each with both loaders and compares all that `tests.support.observe` can
+see. A failure prints a `Plan`; `differences(observe(STOCK, plan), observe(holdfast_loader(),
+plan))` reproduces it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ SOME_WORKERS = st.integers(1, 3)
 
 
 def examples(count: int) -> settings:
-    """The default run tries the same examples each time, so that a red run is the fault of a change.
-    HOLDFAST_THOROUGH=1 draws new ones, and many more of them."""
+    """The default run tries the same examples each time, so that a red run is the fault of a
+    change. HOLDFAST_THOROUGH=1 draws new ones, and many more of them."""
     return settings(
         max_examples=10 * count if THOROUGH else count,
         derandomize=not THOROUGH,
@@ -169,7 +170,8 @@ def test_any_arguments_are_accepted_or_refused_as_torch_does(
     assert not children()
 
 
-# Spawn and forkserver cost a second and more for each pool, so they get a few plans, not a space of them.
+# Spawn and forkserver cost a second and more for each pool, so they get a few plans, not a space of
+# them.
 SLOW_STARTS = [
     Plan(dataset="Revealing", size=9, batch_size=2, shuffle=True, worker_init_fn="draw once"),
     Plan(
@@ -196,7 +198,8 @@ def test_spawn_and_forkserver_show_what_torch_shows(plan: Plan, context: str) ->
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_failing_worker_init_fn_raises_first_what_torch_raises(num_workers: int) -> None:
-    """Only up to the first error: torch's worker then lacks its fetcher, and raises UnboundLocalError for ever."""
+    """Only up to the first error: torch's worker then lacks its fetcher, and raises
+    UnboundLocalError for ever."""
     assert_same(
         Plan(
             dataset="Numbers",
@@ -212,7 +215,7 @@ def test_a_failing_iter_of_the_dataset_raises_first_what_torch_raises(num_worker
     assert_same(Plan(dataset="raises in iter", num_workers=num_workers, go_on_after_errors=False))
 
 
-# --- The instrument itself -------------------------------------------------------------------------------------------
+# --- The instrument itself ------------------------------------------------------------------------
 
 
 PLAN = Plan(dataset="Revealing", shuffle=True, size=9, epochs=2)

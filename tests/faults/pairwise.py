@@ -4,52 +4,78 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
+_Pair = tuple[int, Any, int, Any]
+_TRIES = 40
 
 
 def cover(
-    columns: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool], seed: int = 0
+    columns: Mapping[str, Sequence[Any]],
+    possible: Callable[[Row], bool],
+    free: Mapping[str, Sequence[Any]] = {},
+    seed: int = 0,
 ) -> list[Row]:
-    """Greedy: take an uncovered pair, fill in the other columns so that most new pairs are covered.
+    """Greedy: for each pair not yet covered, the row with most new pairs among some random ones.
 
-    A pair for which no possible row is found in many random tries counts as impossible.
+    `possible` is asked about every combination of `columns`; those of `free` go with everything.
     """
     dice = random.Random(seed)
-    names = list(columns)
-    open_pairs = {
-        ((one, x), (two, y))
-        for one, two in itertools.combinations(names, 2)
-        for x in columns[one]
-        for y in columns[two]
-    }
-    rows: list[Row] = []
-    for pair in sorted(open_pairs, key=repr):
-        if pair not in open_pairs:
+    names = [*columns, *free]
+    rows = [
+        values
+        for values in itertools.product(*columns.values())
+        if possible(dict(zip(columns, values, strict=True)))
+    ]
+    having: dict[tuple[int, Any], list[tuple[Any, ...]]] = defaultdict(list)
+    for row in rows:
+        for place, value in enumerate(row):
+            having[place, value].append(row)
+    missing: dict[_Pair, None] = {}  # in the order they are met, which a set would not keep
+    for row in rows:
+        missing.update(dict.fromkeys(_pairs(row)))
+    for place, values in enumerate(free.values(), len(columns)):
+        for other, others in enumerate([*columns.values(), *free.values()][:place]):
+            missing.update(
+                {(other, x, place, y): None for x in others for y in values if other >= len(columns) or having[other, x]}
+            )
+    found = []
+    for pair in list(missing):
+        if pair not in missing:
             continue
-        best: Row | None = None
-        gain = 0
-        found = 0
-        for _ in range(2000):
-            row = {name: dice.choice(columns[name]) for name in names}
-            row.update(pair)
-            if not possible(row):
-                continue
-            found += 1
-            new = len(_pairs(row, names) & open_pairs)
-            if new > gain:
-                best, gain = row, new
-            if found >= 40:
-                break
-        if best is None:
-            open_pairs.discard(pair)
-        else:
-            rows.append(best)
-            open_pairs -= _pairs(best, names)
-    return rows
+        candidates = [_made(pair, having, rows, free, len(columns), dice) for _ in range(_TRIES)]
+        best = max(candidates, key=lambda row: sum(one in missing for one in _pairs(row)))
+        for one in _pairs(best):
+            missing.pop(one, None)
+        found.append(dict(zip(names, best, strict=True)))
+    return found
 
 
-def _pairs(row: Row, names: Sequence[str]) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
-    return {((one, row[one]), (two, row[two])) for one, two in itertools.combinations(names, 2)}
+def _made(
+    pair: _Pair,
+    having: Mapping[tuple[int, Any], list[tuple[Any, ...]]],
+    rows: list[tuple[Any, ...]],
+    free: Mapping[str, Sequence[Any]],
+    width: int,
+    dice: random.Random,
+) -> tuple[Any, ...]:
+    """A random row with that pair in it."""
+    one, x, two, y = pair
+    pool = having[one, x] if one < width else rows
+    row = dice.choice(pool)
+    while two < width and row[two] != y:
+        row = dice.choice(pool)
+    more = [dice.choice(values) for values in free.values()]
+    for place, value in ((one, x), (two, y)):
+        if place >= width:
+            more[place - width] = value
+    return (*row, *more)
+
+
+def _pairs(row: tuple[Any, ...]) -> list[_Pair]:
+    return [
+        (one, row[one], two, row[two]) for one, two in itertools.combinations(range(len(row)), 2)
+    ]

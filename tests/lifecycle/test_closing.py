@@ -95,7 +95,9 @@ def test_closing_twice_or_before_the_first_use_does_nothing() -> None:
     without_workers.close()
 
 
-AT_THE_END = "next() after the end raises LoaderClosed, not StopIteration: the pool is closed by then"
+AT_THE_END = (
+    "next() after the end raises LoaderClosed, not StopIteration: the pool is closed by then"
+)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,10 @@ def test_closing_from_another_thread_wakes_a_waiting_next(gated: Gated) -> None:
     assert not children()
 
 
-@pytest.mark.xfail(strict=True, reason='the first thread closes; the others return at once, while workers are alive')
+@pytest.mark.xfail(
+    strict=True,
+    reason="the first thread closes; the others return at once, while workers are alive",
+)
 def test_many_threads_may_close_at_the_same_time(gated: Gated) -> None:
     loader = DataLoader(gated, num_workers=2)
     iterator = iter(loader)
@@ -206,7 +211,9 @@ def test_an_iterator_in_a_reference_cycle_is_collected_in_no_time(persistent: bo
     assert not children()
 
 
-def test_an_iterator_held_by_a_traceback_is_collected_with_hanging_workers_within_two_seconds(gated: Gated) -> None:
+def test_an_iterator_held_by_a_traceback_is_collected_with_hanging_workers_within_two_seconds(
+    gated: Gated,
+) -> None:
     def train() -> None:
         iterator = iter(DataLoader(gated, num_workers=4))
         for _ in range(4):

@@ -105,7 +105,9 @@ EXPECTED = {
 @pytest.mark.parametrize(
     ("way", "trouble"),
     [
-        pytest.param(way, trouble, marks=[] if trouble == "none" or way == "close" else pytest.mark.slow)
+        pytest.param(
+            way, trouble, marks=[] if trouble == "none" or way == "close" else pytest.mark.slow
+        )
         for way in WAYS
         for trouble in ("none", "sleep", "lock", "deaf", "stop")
         # One that ignores even the death of its parent is ended by the nursery or by nobody.
@@ -153,12 +155,16 @@ def test_a_loader_that_is_left_ends_its_workers_within_two_seconds(
 @pytest.mark.parametrize(
     ("how", "trouble"),
     [
-        pytest.param(how, trouble, marks=[] if trouble == "idle" or not HOW[how] else pytest.mark.slow)
+        pytest.param(
+            how, trouble, marks=[] if trouble == "idle" or not HOW[how] else pytest.mark.slow
+        )
         for how in HOW
         for trouble in ("idle", "sleep", "lock", "gil", "deaf", "ignoring SIGTERM")
     ],
 )
-def test_the_interpreter_exits_within_two_seconds_with_live_workers(stage: Stage, trouble: str, how: str) -> None:
+def test_the_interpreter_exits_within_two_seconds_with_live_workers(
+    stage: Stage, trouble: str, how: str
+) -> None:
     ended = stage.run(
         f"""
         trouble, init = {trouble!r}, nothing_special
@@ -193,7 +199,9 @@ def test_the_interpreter_exits_within_two_seconds_with_live_workers(stage: Stage
     assert ended.seconds < WITHIN, ended
 
 
-@pytest.mark.xfail(strict=True, reason='pools are closed one after the other at exit, a second or more each')
+@pytest.mark.xfail(
+    strict=True, reason="pools are closed one after the other at exit, a second or more each"
+)
 def test_several_loaders_with_hanging_workers_share_one_deadline_at_exit(stage: Stage) -> None:
     ended = stage.run(
         """
@@ -220,7 +228,10 @@ def test_several_loaders_with_hanging_workers_share_one_deadline_at_exit(stage: 
     assert ended.seconds < WITHIN, ended
 
 
-@pytest.mark.xfail(strict=True, reason='LoaderClosed is raised in the daemon thread at exit, and threading prints it')
+@pytest.mark.xfail(
+    strict=True,
+    reason="LoaderClosed is raised in the daemon thread at exit, and threading prints it",
+)
 def test_exit_while_a_daemon_thread_waits_in_next_is_quick_and_silent(stage: Stage) -> None:
     """A prefetching thread, as many training loops have one."""
     ended = stage.run(
@@ -267,7 +278,9 @@ def test_os_exit_leaves_nobody_behind(stage: Stage) -> None:
         pytest.param(["-W", "error"], "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_nothing_is_left_unclosed_in_development_mode(stage: Stage, flags: list[str], method: str) -> None:
+def test_nothing_is_left_unclosed_in_development_mode(
+    stage: Stage, flags: list[str], method: str
+) -> None:
     """ResourceWarnings, unraisable errors in finalizers and the like would all be written to stderr."""
     ended = stage.run_fresh(
         f"""

@@ -49,7 +49,10 @@ STEALS = "next() in a forked child reads the parent's channels and takes its bat
 @pytest.mark.parametrize(
     "does",
     [
-        pytest.param(does, marks=pytest.mark.xfail(strict=True, reason=STEALS) if does.startswith("next") else ())
+        pytest.param(
+            does,
+            marks=pytest.mark.xfail(strict=True, reason=STEALS) if does.startswith("next") else (),
+        )
         for does in CHILDREN
     ],
 )
@@ -176,7 +179,9 @@ def test_a_loader_inside_a_worker_of_a_loader_works_and_leaves_nobody() -> None:
     assert not children()
 
 
-@pytest.mark.xfail(strict=True, reason="the nursery inherits SIG_IGN for SIGCHLD, and its wait4 fails")
+@pytest.mark.xfail(
+    strict=True, reason="the nursery inherits SIG_IGN for SIGCHLD, and its wait4 fails"
+)
 def test_a_trainer_that_ignores_sigchld_still_gets_its_workers_replaced(stage: Stage) -> None:
     """The kernel then reaps children by itself; some launchers leave it set for the programs they start."""
     ended = stage.run(
@@ -198,7 +203,9 @@ def test_a_trainer_that_ignores_sigchld_still_gets_its_workers_replaced(stage: S
     assert ended.values("incidents") == ["(0, 'SIGKILL')"]
 
 
-@pytest.mark.xfail(strict=True, reason="the trainer's SIGCHLD handler runs in the nursery and reaps its workers")
+@pytest.mark.xfail(
+    strict=True, reason="the trainer's SIGCHLD handler runs in the nursery and reaps its workers"
+)
 def test_a_trainer_that_waits_for_all_its_children_does_not_harm_the_loader(stage: Stage) -> None:
     """os.wait() in a SIGCHLD handler reaps the nursery, too."""
     ended = stage.run(
@@ -222,4 +229,3 @@ def test_a_trainer_that_waits_for_all_its_children_does_not_harm_the_loader(stag
     assert ended.err == ""
     assert ended.code == 0
     assert ended.values("done")
-

@@ -37,7 +37,11 @@ def grown(before: dict[str, int]) -> dict[str, int]:
     after = footprint()
     # The allocator maps and unmaps as it likes; one mapping per epoch would be far beyond that.
     slack = {"mappings": 10}
-    return {name: after[name] - before[name] for name in before if after[name] - before[name] > slack.get(name, 0)}
+    return {
+        name: after[name] - before[name]
+        for name in before
+        if after[name] - before[name] > slack.get(name, 0)
+    }
 
 
 def large(samples: list[int]) -> torch.Tensor:
@@ -49,8 +53,12 @@ EPOCHS = [pytest.param(15), pytest.param(200, marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize("epochs", EPOCHS)
 @pytest.mark.parametrize("persistent", [False, True])
-def test_epochs_do_not_add_descriptors_threads_mappings_or_children(persistent: bool, epochs: int) -> None:
-    with DataLoader(Numbers(6), num_workers=2, collate_fn=large, persistent_workers=persistent) as loader:
+def test_epochs_do_not_add_descriptors_threads_mappings_or_children(
+    persistent: bool, epochs: int
+) -> None:
+    with DataLoader(
+        Numbers(6), num_workers=2, collate_fn=large, persistent_workers=persistent
+    ) as loader:
         for _ in range(3):
             list(loader)
         before = footprint()

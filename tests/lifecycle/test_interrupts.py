@@ -48,7 +48,9 @@ def test_ctrl_c_gives_one_traceback_and_the_workers_are_gone(
     assert_one_traceback(ended.err)
 
 
-def test_ctrl_c_typed_on_a_terminal_gives_one_traceback_and_the_workers_are_gone(stage: Stage) -> None:
+def test_ctrl_c_typed_on_a_terminal_gives_one_traceback_and_the_workers_are_gone(
+    stage: Stage,
+) -> None:
     trainer = stage.start_fresh(
         """
         for batch in DataLoader(Troubled("sleep", at=4), num_workers=2):
@@ -155,7 +157,10 @@ def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persist
     assert not ended.left
 
 
-@pytest.mark.xfail(strict=True, reason="an interrupt inside Pool.__init__ or Pool.close leaves zombies and descriptors")
+@pytest.mark.xfail(
+    strict=True,
+    reason="an interrupt inside Pool.__init__ or Pool.close leaves zombies and descriptors",
+)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
     stage: Stage, persistent: bool
@@ -203,7 +208,9 @@ def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
         time.sleep(delays.uniform(0.0, 0.04))  # any moment is right
         while len(trainer.said("caught")) < times:
             trainer.signal_group(signal.SIGINT)
-            trainer.listen(0.5)  # one that strikes in a callback of fork() is lost: see the next test
+            trainer.listen(
+                0.5
+            )  # one that strikes in a callback of fork() is lost: see the next test
     ended = trainer.wait()
     assert ended.code == 0, ended
     assert ended.values("stream") == ["True"]
@@ -212,7 +219,10 @@ def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
     assert not ended.left
 
 
-@pytest.mark.xfail(strict=True, reason='the handler raises in a callback of fork(), where Python prints and forgets it')
+@pytest.mark.xfail(
+    strict=True,
+    reason="the handler raises in a callback of fork(), where Python prints and forgets it",
+)
 def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost(stage: Stage) -> None:
     """Python drops what a signal handler raises in a callback of fork(). Masking the signal in the thread that forks
     does not help where there are others, as the watch of another loader: the kernel gives it to one of them."""
@@ -336,4 +346,3 @@ def test_a_trainer_that_dies_of_a_signal_leaves_nobody_behind(stage: Stage, numb
     assert ended.code == -number
     assert not ended.left
     assert ended.err == ""
-

@@ -33,7 +33,9 @@ def assert_nobody_survives_a_kill(trainer: Trainer, at_least: int) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["sleep", "spin", "gil", "lock", "write", "deaf", "stop"])
-def test_no_worker_outlives_a_killed_trainer_whatever_it_is_doing(stage: Stage, trouble: str) -> None:
+def test_no_worker_outlives_a_killed_trainer_whatever_it_is_doing(
+    stage: Stage, trouble: str
+) -> None:
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Troubled({trouble!r}), num_workers=2))
@@ -56,7 +58,9 @@ def test_no_idle_worker_outlives_a_killed_trainer(stage: Stage) -> None:
     assert_nobody_survives_a_kill(trainer, at_least=3)
 
 
-def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(stage: Stage) -> None:
+def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
+    stage: Stage,
+) -> None:
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Bulky(), num_workers=2, batch_size=None, prefetch_factor=200))
@@ -126,7 +130,9 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
     assert_nobody_survives_a_kill(trainer, at_least=0)
 
 
-@pytest.mark.xfail(strict=True, reason="only the nursery notices the trainer's death, and it is stopped")
+@pytest.mark.xfail(
+    strict=True, reason="only the nursery notices the trainer's death, and it is stopped"
+)
 def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: Stage) -> None:
     trainer = stage.start(
         f"""
@@ -180,7 +186,9 @@ def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: St
     "method",
     ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)],  # their nurseries are made alike
 )
-def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(stage: Stage, method: str) -> None:
+def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(
+    stage: Stage, method: str
+) -> None:
     trainer = stage.start_fresh(
         f"""
         loaders = [
@@ -195,7 +203,9 @@ def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(stage: St
     assert_nobody_survives_a_kill(trainer, at_least=4)
 
 
-@pytest.mark.xfail(strict=True, reason='a spawned nursery watches its trainer only after it has imported torch')
+@pytest.mark.xfail(
+    strict=True, reason="a spawned nursery watches its trainer only after it has imported torch"
+)
 def test_a_nursery_that_is_still_starting_does_not_outlive_a_killed_trainer(stage: Stage) -> None:
     """Under spawn it imports torch first, for seconds."""
     trainer = stage.start_fresh(

@@ -94,7 +94,11 @@ class Trainer:
         while self._read(now):
             pass
         marks = self.said("mark")
-        hooks = [float(when) for pid, when in map(str.split, self.said("leaving")) if int(pid) == self.pid]
+        hooks = [
+            float(when)
+            for pid, when in map(str.split, self.said("leaving"))
+            if int(pid) == self.pid
+        ]
         since = (hooks[0] if hooks else now) - float(marks[-1]) if marks else float("nan")
         code = os.waitstatus_to_exitcode(self._status())
         return Ended(code, self.lines, self.errors(), since, self.companions())

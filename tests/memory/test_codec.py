@@ -418,6 +418,17 @@ def test_meta_tensors_and_storages(send: Any) -> None:
 # -- everything else -------------------------------------------------------------------------
 
 
+def test_a_few_tensors_in_a_plain_container_need_no_pickle(send: Any) -> None:
+    few = [torch.arange(5), torch.zeros(2, 0), torch.randn(100, 100)]
+    for batch in (few, tuple(few), dict(zip("abc", few, strict=True)), [], (), {}):
+        assert_same(send(batch), batch)
+    assert b"_taken_out" not in encode(few, None)
+    for batch in ({1: few[0]}, [few[0], None], [few[0], few[0]], Point(*few[:2])):
+        frame = encode(batch, None)
+        assert b"_taken_out" in frame
+        assert_same(decode(frame, None), batch)
+
+
 def test_the_same_object_twice_is_one_object(send: Any) -> None:
     tensor, array = torch.zeros(10000), np.zeros(10000)
     got = send([tensor, array, {"t": tensor, "a": array}])

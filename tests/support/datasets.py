@@ -1,6 +1,7 @@
 """Datasets whose samples tell where and with which random state they were made.
 
-`DATASETS` names every dataset the differential tests may draw; each entry makes a fresh one of a given size.
+`DATASETS` names every dataset the differential tests may draw; each entry makes a fresh one of a
+given size.
 """
 
 from __future__ import annotations
@@ -249,9 +250,8 @@ class RaisingInBulk(Numbers):
 class Stream(IterableDataset[Any]):
     """Yields revealing samples.
 
-    how: "whole" every worker yields all of it; "sharded" each its share; "uneven" worker k stops 2 k samples early;
-    "late" worker 0 yields nothing.
-    claims: what len() says (None: no length).
+    how: "whole" every worker yields all of it; "sharded" each its share; "uneven" worker k stops 2
+    k samples early; "late" worker 0 yields nothing. claims: what len() says (None: no length).
     """
 
     def __init__(self, size: int, how: str = "whole", claims: int | None = None) -> None:
@@ -391,7 +391,7 @@ DATASETS: dict[str, Callable[[int], Any]] = {
 }
 
 
-# --- datasets of single contract tests -------------------------------------------------------------------------------
+# --- datasets of single contract tests ------------------------------------------------------------
 
 
 class Pids(Numbers):

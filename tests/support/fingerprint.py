@@ -1,4 +1,5 @@
-"""Batches as nested tuples that are equal exactly when the batches are: structure, types, dtypes, shapes, strides, bits."""
+"""Batches as nested tuples that are equal exactly when the batches are: structure, types, dtypes,
+shapes, strides, bits."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import torch
 
 
 def fingerprint(value: Any) -> Any:
-    """A hashable, printable description of `value`; small tensors are shown whole, large ones by their hash."""
+    """A hashable, printable description of `value`; small tensors are shown whole, large ones by
+    their hash."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, torch.Tensor):
         return _tensor(kind, value)

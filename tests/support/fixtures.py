@@ -14,7 +14,8 @@ from tests.support.loaders import Loader, holdfast_loader, loader_named
 
 @pytest.fixture(params=["stock", "holdfast"])
 def which(request: pytest.FixtureRequest) -> str:
-    """Names the loader class of this run of the test: stock's shows that the test itself is right."""
+    """Names the loader class of this run of the test: stock's shows that the test itself is
+    right."""
     return str(request.param)
 
 
@@ -36,7 +37,8 @@ def holdfast_class() -> Loader:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stock torch under a slow start method only shows that the test is right: `make test-all` will do."""
+    """Stock torch under a slow start method only shows that the test is right: `make test-all` will
+    do."""
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         if given.get("which") == "stock" and given.get("context") in ("spawn", "forkserver"):

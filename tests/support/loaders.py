@@ -13,7 +13,8 @@ STOCK = torch.utils.data.DataLoader
 
 
 def holdfast_loader() -> Loader:
-    """Imported only when asked for, so that a broken holdfast fails tests one by one and stock's still run."""
+    """Imported only when asked for, so that a broken holdfast fails tests one by one and stock's
+    still run."""
     from holdfast import DataLoader
 
     return DataLoader

@@ -1,8 +1,10 @@
-"""Runs a loader as a `Plan` says and records everything a user could notice, so that two loaders can be compared.
+"""Runs a loader as a `Plan` says and records everything a user could notice, so that two loaders
+can be compared.
 
-What is recorded: whether it could be made, every warning, len(), every batch down to strides and bits, every error with
-type and text at the `next()` where it came, what the consumer drew between two batches, and the random state of torch,
-random, numpy and the loader's own generator after each `iter()` and each epoch.
+What is recorded: whether it could be made, every warning, len(), every batch down to strides and
+bits, every error with type and text at the `next()` where it came, what the consumer drew between
+two batches, and the random state of torch, random, numpy and the loader's own generator after each
+`iter()` and each epoch.
 
 What is not: tracebacks' frames inside the loader's own code, addresses, and process numbers.
 """
@@ -32,7 +34,8 @@ from tests.support.texts import normalised
 
 
 class Hung(BaseException):
-    """The loader did not answer in time. Not an Exception, so that nothing on the way swallows it."""
+    """The loader did not answer in time. Not an Exception, so that nothing on the way swallows
+    it."""
 
 
 @contextlib.contextmanager
@@ -56,7 +59,8 @@ def bounded(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments and use of one loader, in plain values: what pytest prints is what one can paste."""
+    """Arguments and use of one loader, in plain values: what pytest prints is what one can
+    paste."""
 
     dataset: str = "Revealing"
     size: int = 7
@@ -252,7 +256,8 @@ def _refusal(error: Exception) -> Event:
         f"{type(error).__module__}.{type(error).__qualname__}",
         normalised(str(error)),
     )
-    # A kept traceback would hold the iterator in a cycle, and torch then waits 5 s for each of its workers.
+    # A kept traceback would hold the iterator in a cycle, and torch then waits 5 s for each of its
+    # workers.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return event
 
@@ -274,22 +279,21 @@ def _file(caught: list[warnings.WarningMessage], when: str, seen: Seen) -> None:
     caught.clear()
 
 
-# --- comparing -------------------------------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 RESIZE = "RuntimeError: Trying to resize storage that is not resizable\n"
 STACK = "RuntimeError: stack expects each tensor to be equal size"
 
 
 def same_error(stock: str, other: str) -> bool:
-    """holdfast's text is torch's text and may go on. Where torch in a worker blames its own storage for ragged samples
-    (failures.md 14), saying what is really wrong, as torch does without workers, is right too."""
+    """holdfast's text is torch's text and may go on. Where torch in a worker blames its own storage
+    for ragged samples (failures.md 14), saying what is really wrong, as torch does without workers,
+    is right too."""
     if other.startswith(stock):
         return True
     if stock.endswith(RESIZE):
         beginning = stock.removesuffix(RESIZE)
-        return other.startswith(beginning + STACK) or other.startswith(
-            beginning + RESIZE.rstrip("\n")
-        )
+        return other.startswith((beginning + STACK, beginning + RESIZE.rstrip("\n")))
     return False
 
 
@@ -304,12 +308,13 @@ def same_event(stock: Event, other: Event) -> bool:
 def differences(stock: Seen, other: Seen, *, ordered: bool = True) -> list[str]:
     """Everything in which `other` is not what torch is, in words; empty when they are the same.
 
-    With `ordered=False` an epoch is compared as a multiset, and only its end state of the random generators counts.
+    With `ordered=False` an epoch is compared as a multiset, and only its end state of the random
+    generators counts.
     """
     found: list[str] = []
     if not same_event(stock.construction, other.construction):
         found.append(f"construction: torch {stock.construction}, other {other.construction}")
-    if not len(stock.length) == len(other.length) or not all(
+    if len(stock.length) != len(other.length) or not all(
         map(same_event, stock.length, other.length)
     ):
         found.append(f"len: torch {stock.length}, other {other.length}")
@@ -333,17 +338,15 @@ def _different_warnings(stock: Seen, other: Seen) -> list[str]:
 def _different_epochs(stock: Epoch, other: Epoch, ordered: bool) -> list[str]:
     found = []
     if stock.random_after_iter != other.random_after_iter:
-        found.append(
-            f"random state after iter(): torch {stock.random_after_iter}, other {other.random_after_iter}"
-        )
+        states = f"torch {stock.random_after_iter}, other {other.random_after_iter}"
+        found.append(f"random state after iter(): {states}")
     if ordered:
         found += _different_events(stock.events, other.events)
     else:
         found += _different_bags(stock.events, other.events)
     if stock.random_after_epoch != other.random_after_epoch:
-        found.append(
-            f"random state at the end: torch {stock.random_after_epoch}, other {other.random_after_epoch}"
-        )
+        states = f"torch {stock.random_after_epoch}, other {other.random_after_epoch}"
+        found.append(f"random state at the end: {states}")
     return found
 
 

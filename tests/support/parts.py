@@ -1,7 +1,7 @@
 """Samplers, batch samplers, collate functions and worker_init_fns by name.
 
-The differential tests draw names, not objects, so that a failing plan can be printed and pasted; both loaders then get
-their own fresh objects.
+The differential tests draw names, not objects, so that a failing plan can be printed and pasted;
+both loaders then get their own fresh objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tests.support.datasets import Numbers, OneString
 
 
 class EagerPermutation(Sampler[int]):
-    """Draws from torch's global generator in `__iter__` itself: shows how often a loader calls iter() on its sampler."""
+    """Draws from torch's global generator in `__iter__` itself: shows how often a loader calls
+    iter() on its sampler."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -41,7 +42,8 @@ class EagerPermutation(Sampler[int]):
 
 
 class LazyDraws(Sampler[int]):
-    """Draws from `random` for each index: shows in the random state how far a loader has advanced its sampler."""
+    """Draws from `random` for each index: shows in the random state how far a loader has advanced
+    its sampler."""
 
     def __init__(self, size: int) -> None:
         self.size = size

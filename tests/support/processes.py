@@ -14,7 +14,8 @@ _PYTHONS_OWN = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserve
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Living children of `pid` (default: this process), zombies and Python's own helpers left out."""
+    """Living children of `pid` (default: this process), zombies and Python's own helpers left
+    out."""
     found = set()
     for task in Path(f"/proc/{pid or os.getpid()}/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,5 @@
-"""Python scripts in a process of their own, for all that only the end of an interpreter can show."""
+"""Python scripts in a process of their own, for all that only the end of an interpreter can
+show."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ class Ended:
 
 
 def run_script(which: str, body: str, *, seconds: float = 60.0, as_file: bool = False) -> Ended:
-    """Runs `body` after an import of the loader named by `which`; by `python -c`, or as a file when it has to be one.
+    """Runs `body` after an import of the loader named by `which`; by `python -c`, or as a file when
+    it has to be one.
 
-    A script that does not end within `seconds` is killed, and that is an error with its output in the text.
+    A script that does not end within `seconds` is killed, and that is an error with its output in
+    the text.
     """
     source = HEADERS[which] + textwrap.dedent(body)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -45,7 +48,8 @@ def run_script(which: str, body: str, *, seconds: float = 60.0, as_file: bool = 
             file.write_text(source)
             command = [sys.executable, str(file)]
         began = time.monotonic()
-        # Output goes to files: a worker left behind would keep a pipe open, and hide that the script itself has ended.
+        # Output goes to files: a worker left behind would keep a pipe open, and hide that the
+        # script itself has ended.
         with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:
             process = subprocess.Popen(
                 command, stdout=out, stderr=err, env=environment, start_new_session=True

@@ -15,7 +15,8 @@ _FRAME = re.compile(r'^ +(\| +)?File "(?P<file>[^"]+)", line \d+, in ')
 
 
 def without_loader_frames(text: str) -> str:
-    """`text` without those traceback frames that lie in torch's or in holdfast's own loader code."""
+    """`text` without those traceback frames that lie in torch's or in holdfast's own loader
+    code."""
     kept: list[str] = []
     skipping = False
     for line in text.split("\n"):

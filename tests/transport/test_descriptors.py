@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ class Triples(Dataset[Any]):
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        return {"a": torch.full((9000,), index), "b": torch.full((9000,), float(index)), "c": torch.tensor(index)}
+        return {
+            "a": torch.full((9000,), index),
+            "b": torch.full((9000,), float(index)),
+            "c": torch.tensor(index),
+        }
 
 
 def unchanged(samples: list[Any]) -> Any:
@@ -43,12 +48,16 @@ COLLATE = {"default": None, "custom": unchanged, "custom that calls the default"
 
 def of(pid: int | None) -> tuple[int, int]:
     """Descriptors and mappings of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd")), len(Path(f"/proc/{pid}/maps").read_text().splitlines())
+    return len(os.listdir(f"/proc/{pid}/fd")), len(
+        Path(f"/proc/{pid}/maps").read_text().splitlines()
+    )
 
 
 @pytest.mark.parametrize("collate", COLLATE)
 def test_kept_batches_cost_no_descriptors_and_no_mappings(collate: str) -> None:
-    with DataLoader(Triples(600), num_workers=2, batch_size=2, collate_fn=COLLATE[collate]) as loader:
+    with DataLoader(
+        Triples(600), num_workers=2, batch_size=2, collate_fn=COLLATE[collate]
+    ) as loader:
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(20)]
         pids = [worker.pid for worker in iterator._workers]
@@ -69,6 +78,11 @@ def _first(batch: Any) -> int:
     return int(batch["a"].reshape(-1)[0])
 
 
+@pytest.mark.xfail(
+    sys.version_info < (3, 13),
+    strict=True,
+    reason="mmap holds a descriptor of its own before Python 3.13, and a kept batch holds the mmap",
+)
 def test_one_batch_kept_of_each_epoch_costs_no_descriptors() -> None:
     """A running sample of the data, say: its loader's memory file must not stay open for it."""
 
@@ -133,4 +147,11 @@ def test_nothing_is_ever_made_in_dev_shm(stage: Stage) -> None:
     assert int(ended.values("torch")[0]) > 0
 
 
-PRIVATE_SHM = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+PRIVATE_SHM = [
+    "unshare",
+    "-m",
+    "sh",
+    "-c",
+    'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"',
+    "sh",
+]

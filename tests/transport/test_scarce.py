@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -14,7 +15,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a private /dev/shm takes
 
 def shm(options: str) -> list[str]:
     """A command that runs another with a /dev/shm of its own."""
-    return ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
+    return [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"',
+        "sh",
+    ]
 
 
 EPOCHS = """
@@ -27,11 +35,11 @@ EPOCHS = """
             return bool((batch == number).all())
 
         def epoch(collate, kept, **options):
-            loader = DataLoader(Blocks(100, elements=250_000), num_workers=2, collate_fn=collate, **options)
+            loader = DataLoader(Blocks(40, elements=250_000), num_workers=2, collate_fn=collate, **options)
             for number, batch in enumerate(loader):
                 assert intact(batch, number)
                 kept.append(batch)
-            assert number == 99
+            assert number == 39
             assert all(intact(batch, number) for number, batch in enumerate(kept))
             assert not loader.incidents
             loader.close()
@@ -39,9 +47,9 @@ EPOCHS = """
 
 
 @as_root
-@pytest.mark.parametrize("size", ["64m", "4k"])
+@pytest.mark.parametrize("size", ["64m", pytest.param("4k", marks=pytest.mark.slow)])
 def test_a_small_dev_shm_does_not_matter(stage: Stage, size: str) -> None:
-    """200 MB of batches are kept, by each way to collate."""
+    """80 MB of batches are kept, by each way to collate."""
     ended = stage.run_fresh(
         f"""
         {EPOCHS}
@@ -58,7 +66,12 @@ def test_a_small_dev_shm_does_not_matter(stage: Stage, size: str) -> None:
 
 @as_root
 @pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.slow),
+        pytest.param("forkserver", marks=pytest.mark.slow),
+    ],
 )
 def test_a_full_dev_shm_does_not_matter(stage: Stage, method: str) -> None:
     ended = stage.run_fresh(
@@ -87,6 +100,7 @@ def test_a_full_dev_shm_does_not_matter(stage: Stage, method: str) -> None:
     assert ended.code == 0
 
 
+@pytest.mark.slow
 @as_root
 def test_a_process_that_fills_dev_shm_while_we_load_does_not_matter(stage: Stage) -> None:
     ended = stage.run_fresh(
@@ -120,7 +134,9 @@ def test_a_process_that_fills_dev_shm_while_we_load_does_not_matter(stage: Stage
 @as_root
 @pytest.mark.parametrize("method", ["spawn"])
 @pytest.mark.slow
-def test_a_data_set_larger_than_dev_shm_can_be_sent_to_spawned_workers(stage: Stage, method: str) -> None:
+def test_a_data_set_larger_than_dev_shm_can_be_sent_to_spawned_workers(
+    stage: Stage, method: str
+) -> None:
     """torch's pickling moves every tensor of the data set to /dev/shm."""
     ended = stage.run_fresh(
         f"""
@@ -156,6 +172,12 @@ def test_sixteen_workers_and_kept_batches_need_fewer_than_256_descriptors(stage:
     assert ended.values("done")
 
 
+@pytest.mark.slow
+@pytest.mark.xfail(
+    sys.version_info < (3, 13),
+    strict=True,
+    reason="mmap holds a descriptor of its own before Python 3.13, and a kept batch holds the mmap",
+)
 def test_epochs_of_which_batches_are_kept_get_along_with_256_descriptors(stage: Stage) -> None:
     ended = stage.run(
         """
@@ -177,7 +199,9 @@ def test_epochs_of_which_batches_are_kept_get_along_with_256_descriptors(stage: 
 
 
 @pytest.mark.parametrize("extra", [1 << 30, 300 << 20])
-def test_little_address_space_makes_small_arenas_and_nothing_is_lost(stage: Stage, extra: int) -> None:
+def test_little_address_space_makes_small_arenas_and_nothing_is_lost(
+    stage: Stage, extra: int
+) -> None:
     """Under `ulimit -v` the arena takes less, and what does not fit travels through the channel."""
     ended = stage.run(
         f"""
@@ -206,9 +230,9 @@ def test_a_limit_on_file_sizes_is_no_limit_on_batches(stage: Stage) -> None:
         import resource
         from tests.transport.test_kept_batches import Blocks
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20,) * 2)
-        loader = DataLoader(Blocks(60, elements=250_000), num_workers=2)
-        kept = list(loader)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (70 << 20,) * 2)
+        loader = DataLoader(Blocks(100, elements=250_000), num_workers=2)
+        kept = list(loader)  # 100 MB from each worker
         assert all(bool((batch == number).all()) for number, batch in enumerate(kept))
         say("done")
         """,

@@ -61,7 +61,9 @@ def test_sizes_around_every_limit_come_through(collate: Any) -> None:
 
 @pytest.mark.parametrize("collate", [None, same], ids=["default", "custom"])
 @pytest.mark.parametrize("keep", [False, True])
-def test_sizes_that_change_wildly_from_batch_to_batch_come_through(keep: bool, collate: Any) -> None:
+def test_sizes_that_change_wildly_from_batch_to_batch_come_through(
+    keep: bool, collate: Any
+) -> None:
     order = random.Random(1)
     sizes = [int(2 ** order.uniform(0, 24)) for _ in range(150)]
     with DataLoader(Sized(sizes), num_workers=2, collate_fn=collate) as loader:

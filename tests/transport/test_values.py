@@ -25,17 +25,28 @@ def describe(value: Any) -> Any:
     if isinstance(value, Frozen):
         return "frozen", fingerprint(value.data), value.key
     if isinstance(value, torch.Tensor) and value.is_nested:
-        return type(value), str(value.layout), value.requires_grad, [fingerprint(part) for part in value.unbind()]
+        return (
+            type(value),
+            str(value.layout),
+            value.requires_grad,
+            [fingerprint(part) for part in value.unbind()],
+        )
     if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
         parts = [fingerprint(value._indices()), fingerprint(value._values())]
         return type(value), value.is_coalesced(), value.shape, value.requires_grad, parts
     if isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr:
-        parts = [fingerprint(value.crow_indices()), fingerprint(value.col_indices()), fingerprint(value.values())]
+        parts = [
+            fingerprint(value.crow_indices()),
+            fingerprint(value.col_indices()),
+            fingerprint(value.values()),
+        ]
         return type(value), value.shape, value.requires_grad, parts
     if isinstance(value, np.ma.MaskedArray):
         return type(value), fingerprint(value.data), fingerprint(value.mask)
     if hasattr(value, "tobytes") and hasattr(value, "mode"):
         return type(value).__name__, value.mode, value.size, value.tobytes()
+    if type(value) is torch.Tensor and value.layout is torch.strided:
+        value = value.resolve_conj().resolve_neg()  # lazily negated or not is no property of its own
     return fingerprint(value), getattr(value, "__dict__", {}).get("origin")
 
 
@@ -115,9 +126,13 @@ def wrapped(samples: list[Any]) -> Any:
     return {"wrapped": default_collate(samples), "count": len(samples)}
 
 
-@pytest.mark.parametrize("collate", [None, wrapped], ids=["default", "custom that calls the default"])
+@pytest.mark.parametrize(
+    "collate", [None, wrapped], ids=["default", "custom that calls the default"]
+)
 @pytest.mark.parametrize("size", SIZES)
-def test_collated_batches_are_those_of_default_collate_in_this_process(size: str, collate: Any) -> None:
+def test_collated_batches_are_those_of_default_collate_in_this_process(
+    size: str, collate: Any
+) -> None:
     names = COLLATABLE.copy()
     names.remove(str(torch.complex32))  # torch cannot stack it
     dataset = Repeated(names, SIZES[size])
@@ -128,7 +143,9 @@ def test_collated_batches_are_those_of_default_collate_in_this_process(size: str
         samples = [dataset[4 * number + row] for row in range(4)]
         expected = (collate or default_collate)(samples)
         if fingerprint(arrived[number]) != fingerprint(expected):
-            wrong[name] = f"{str(fingerprint(expected))[:300]} became {str(fingerprint(arrived[number]))[:300]}"
+            wrong[name] = (
+                f"{str(fingerprint(expected))[:300]} became {str(fingerprint(arrived[number]))[:300]}"
+            )
     assert not wrong
 
 
@@ -143,12 +160,22 @@ class Sharing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         base = torch.arange(self.elements)
-        return {"base": base, "head": base[:5], "tail": base[2:], "again": base, "other": base.clone()}
+        return {
+            "base": base,
+            "head": base[:5],
+            "tail": base[2:],
+            "again": base,
+            "other": base.clone(),
+        }
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tensors_that_share_memory_in_a_batch_share_it_afterwards_and_others_do_not(size: str) -> None:
-    with DataLoader(Sharing(SIZES[size]), batch_size=None, collate_fn=as_it_is, num_workers=1) as loader:
+def test_tensors_that_share_memory_in_a_batch_share_it_afterwards_and_others_do_not(
+    size: str,
+) -> None:
+    with DataLoader(
+        Sharing(SIZES[size]), batch_size=None, collate_fn=as_it_is, num_workers=1
+    ) as loader:
         batches = list(loader)
     for batch in batches:
         batch["base"][3] = -1
@@ -163,7 +190,9 @@ def test_tensors_that_share_memory_in_a_batch_share_it_afterwards_and_others_do_
 @pytest.mark.parametrize("size", SIZES)
 def test_arrays_are_writable_and_keep_their_own_memory(size: str) -> None:
     names = ["array", "Fortran array", "structured array", "datetime array", "bytearray"]
-    with DataLoader(Values(names, SIZES[size]), batch_size=None, collate_fn=as_it_is, num_workers=1) as loader:
+    with DataLoader(
+        Values(names, SIZES[size]), batch_size=None, collate_fn=as_it_is, num_workers=1
+    ) as loader:
         for value in loader:
             if isinstance(value, np.ndarray):
                 assert value.flags.writeable
@@ -174,7 +203,12 @@ def test_arrays_are_writable_and_keep_their_own_memory(size: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_tensor_that_arrives_can_be_trained_resized_and_viewed_like_any_other(size: str) -> None:
-    with DataLoader(Values(["torch.float32", "requires_grad", "parameter"], SIZES[size]), batch_size=None, collate_fn=as_it_is, num_workers=1) as loader:
+    with DataLoader(
+        Values(["torch.float32", "requires_grad", "parameter"], SIZES[size]),
+        batch_size=None,
+        collate_fn=as_it_is,
+        num_workers=1,
+    ) as loader:
         plain, grad, parameter = loader
     assert plain.is_leaf
     assert plain._base is None  # no view of something hidden
@@ -201,4 +235,6 @@ def test_every_dtype_keeps_its_bits_without_a_batch(size: str) -> None:
     with DataLoader(Bits(), batch_size=None, num_workers=2) as loader:
         for dtype, tensor in zip(DTYPES, loader, strict=True):
             assert tensor.dtype is dtype
-            assert torch.equal(tensor.view(torch.uint8), of_dtype(dtype, SIZES[size]).view(torch.uint8))
+            assert torch.equal(
+                tensor.view(torch.uint8), of_dtype(dtype, SIZES[size]).view(torch.uint8)
+            )

@@ -101,13 +101,18 @@ def _parameter(elements: int) -> torch.Tensor:
 
 def _sparse_coo(elements: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(
-        torch.stack([torch.arange(elements), torch.arange(elements)]), torch.ones(elements), (elements, elements)
+        torch.stack([torch.arange(elements), torch.arange(elements)]),
+        torch.ones(elements),
+        (elements, elements),
     )
 
 
 def _sparse_csr(elements: int) -> torch.Tensor:
     return torch.sparse_csr_tensor(
-        torch.arange(elements + 1), torch.arange(elements), torch.rand(elements, generator=_generator()), (elements,) * 2
+        torch.arange(elements + 1),
+        torch.arange(elements),
+        torch.rand(elements, generator=_generator()),
+        (elements,) * 2,
     )
 
 
@@ -135,7 +140,9 @@ def _ordered(elements: int) -> Any:
 
 def _image(elements: int) -> Any:
     side = max(2, int(elements**0.5))
-    return Image.fromarray((np.arange(side * side * 3) % 251).astype(np.uint8).reshape(side, side, 3), "RGB")
+    return Image.fromarray(
+        (np.arange(side * side * 3) % 251).astype(np.uint8).reshape(side, side, 3), "RGB"
+    )
 
 
 VALUES: dict[str, Callable[[int], Any]] = {

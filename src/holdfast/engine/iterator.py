@@ -6,9 +6,11 @@ sampler and warns, so that not one random number more or less is drawn than by t
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import pickle
+import resource
 import warnings
 import weakref
 from collections.abc import Callable
@@ -29,7 +31,8 @@ from holdfast.engine import machine as m
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
-from holdfast.engine.pool import Failed, Pool, Refused, Stats, TimedOut, WorkerHandle
+from holdfast.engine.pool import Failed, Pool, Refused, TimedOut, WorkerHandle
+from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
 from holdfast.errors import WorkerError
@@ -37,6 +40,7 @@ from holdfast.options import Options
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
+DESCRIPTORS = 3  # in the main process, for each worker
 _pin: Callable[[Any, Any], Any] = torch_pin_memory.pin_memory
 
 
@@ -108,15 +112,29 @@ class ProcessIterator(_BaseDataLoaderIter):
             persistent=self._persistent_workers,
             restarts=options.restarts,
         )
-        self._pool = Pool(
-            blueprint,
-            payload=payload,
-            machine=machine,
-            shared_seed=self._shared_seed,
-            stall_timeout=options.stall_timeout,
-            on_incident=on_incident,
-            stats=stats,
-        )
+        try:
+            self._pool = Pool(
+                blueprint,
+                payload=payload,
+                machine=machine,
+                shared_seed=self._shared_seed,
+                stall_timeout=options.stall_timeout,
+                on_incident=on_incident,
+                stats=stats,
+            )
+        except OSError as error:
+            if payload is not None:
+                payload.close()
+            if error.errno != errno.EMFILE:
+                raise
+            raise RuntimeError(
+                f"Too many open files: {self._num_workers} workers need about "
+                f"{DESCRIPTORS * self._num_workers + 10} descriptors and the limit is "
+                f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}. Please increase the limit using "
+                "`ulimit -n` in the shell, or use fewer workers. (holdfast does not keep "
+                "descriptors for batches, so `torch.multiprocessing.set_sharing_strategy` makes "
+                "no difference here.)"
+            ) from error
         self._finalizer = weakref.finalize(self, self._pool.close)
         self._reset(loader, first_iter=True)
 

@@ -455,6 +455,7 @@ def serve_spawned(
 
     def find_blueprint() -> Any:
         process: Any = multiprocessing.process.current_process()
+        name = process.name
         process._inheriting = True  # multiprocessing's sign that the main module is being imported
         try:
             with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as blob, memoryview(blob) as view:
@@ -464,6 +465,7 @@ def serve_spawned(
                 return pickle.loads(view[start + size + _LENGTH.size :])
         finally:
             del process._inheriting
+            process.name = name
 
     def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
         equipment = worker.Equipment(channel, arena, blackboxes, parent)

@@ -13,6 +13,7 @@ this process inherits a pool that is not its own: everything here does nothing t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -33,6 +34,7 @@ from holdfast.engine import machine as m
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.exceptions import Failure
 from holdfast.engine.nursery import Born, Died, NotBorn, Nursery, Payload, Report, Signalled
+from holdfast.engine.stats import Stats
 from holdfast.engine.worker import (
     BATCH,
     ENDED,
@@ -50,7 +52,7 @@ from holdfast.memory import arena as arenas
 from holdfast.memory import codec
 from holdfast.memory.arena import Window
 
-__all__ = ["Failed", "Pool", "Refused", "Stats", "TimedOut", "WorkerHandle"]
+__all__ = ["Failed", "Pool", "Refused", "TimedOut", "WorkerHandle"]
 
 log = logging.getLogger("holdfast")
 
@@ -80,22 +82,6 @@ class Refused:
 
 class TimedOut(Exception):
     """Nothing arrived within the loader's `timeout`."""
-
-
-@dataclass(slots=True)
-class Stats:
-    """Counters that only ever grow; a loader adds up those of its pools."""
-
-    batches: int = 0
-    bytes: int = 0
-    wait_seconds: float = 0.0
-    waits: int = 0
-    restarts: int = 0
-    epochs: int = 0
-
-    def add(self, other: Stats) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(slots=True)
@@ -133,7 +119,7 @@ class Pool:
         self.machine = machine
         self.stats = stats
         self.closed = False
-        self._closing = False
+        self.closing = False
         self.refused: Refused | None = None
         self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
         self._blueprint = blueprint
@@ -144,21 +130,30 @@ class Pool:
         self._lock = threading.RLock()
         self._awake_since = self._next_look = time.monotonic()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._boxes = BlackBoxes(machine.workers)
         self._poll = select.poll()
         self._channels: dict[int, int] = {}  # descriptor -> worker
         self._places: list[_Place] = []
-        for worker in range(machine.workers):
-            fd = arenas.create(f"holdfast-{worker}")
-            self._places.append(_Place(Window(fd), fd))
-        self._nursery = self._new_nursery()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._wake)
+            self._boxes = BlackBoxes(machine.workers)
+            undo.callback(self._boxes.close)
+            for worker in range(machine.workers):
+                fd = arenas.create(f"holdfast-{worker}")
+                undo.callback(os.close, fd)
+                self._places.append(_Place(Window(fd), fd))
+            self._nursery = self._new_nursery()
+            undo.pop_all()
         self._poll.register(self._wake, select.POLLIN)
         _pools.add(self)
-        self._carry_out(machine.begin())
         self._watch = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._wake), name="holdfast-watch", daemon=True
         )
-        self._watch.start()
+        try:
+            self._carry_out(machine.begin())
+            self._watch.start()
+        except BaseException:
+            self.close()
+            raise
 
     # -- the consumer's side --------------------------------------------------------------
 
@@ -166,8 +161,8 @@ class Pool:
         self, draw: Callable[[], Any], timeout: float
     ) -> m.Delivery | m.GaveUp | Refused | m._End:
         """The next delivery, in the order the machine decides."""
+        self._check()
         with self._lock:
-            self._check()
             self._draw(draw)
             deadline = time.monotonic() + timeout if timeout > 0 else None
             waited = 0.0
@@ -200,8 +195,8 @@ class Pool:
 
     def resume(self, shared_seed: int | None, draw: Callable[[], Any]) -> None:
         """Begin another epoch on the same workers."""
+        self._check()
         with self._lock:
-            self._check()
             self._shared_seed = shared_seed
             self._carry_out(self.machine.resume(shared_seed))
             self._draw(draw)
@@ -239,9 +234,9 @@ class Pool:
 
     def close(self) -> None:
         """End the workers and let go of everything but the batches the consumer keeps."""
-        if os.getpid() != self.owner or self._closing:
+        if os.getpid() != self.owner or self.closing:
             return
-        self._closing = True
+        self.closing = True
         os.eventfd_write(self._wake, 1)  # wakes whoever waits with the lock in hand
         with self._lock:
             self.closed = True
@@ -256,7 +251,7 @@ class Pool:
                 place.window.close()
                 os.close(place.arena)
             self._boxes.close()
-        if threading.current_thread() is not self._watch:
+        if self._watch.is_alive() and threading.current_thread() is not self._watch:
             self._watch.join(1.0)
         os.close(self._wake)
         if self._payload is not None:
@@ -274,7 +269,7 @@ class Pool:
     def look(self) -> float | None:
         """One look of the watch: deal with what has happened; seconds until the next look."""
         with self._lock:
-            if self._closing:
+            if self.closing:
                 return None
             self._pump(0)
             return self._interval()
@@ -293,7 +288,12 @@ class Pool:
         return interval
 
     def _check(self) -> None:
-        if self._closing:
+        if os.getpid() != self.owner:
+            raise LoaderClosed(
+                f"this iterator belongs to process {self.owner}, not to its child {os.getpid()}; "
+                "iter(loader) makes one that is the child's own"
+            )
+        if self.closing:
             raise LoaderClosed(
                 "this iterator was closed or interrupted; iter(loader) makes a new one"
             )
@@ -581,6 +581,7 @@ class Pool:
                 random_state = self._boxes.random_state(worker, action.answered - 1)
         setup = Setup(
             worker=worker,
+            workers=self.machine.workers,
             generation=action.generation,
             shared_seed=self._shared_seed,
             held=tuple(place.window.handover()),
@@ -694,8 +695,9 @@ def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
                 for fd in watched:
                     poll.register(fd, select.POLLIN)
         except Exception:
-            log.exception("holdfast's watch failed; the loader is closed")
-            pool.close()
+            if not pool.closing:  # garbage collection in this very thread may close the pool
+                log.exception("holdfast's watch failed; the loader is closed")
+                pool.close()
             return
         del pool
         poll.poll(wait * 1000)

@@ -69,6 +69,7 @@ class Setup:
     """What one worker process is told when it starts."""
 
     worker: int
+    workers: int
     generation: int
     shared_seed: int | None
     held: tuple[tuple[int, int], ...]  # parts of the arena the consumer still uses
@@ -103,6 +104,10 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         setup.worker,
         setup.generation,
     )
+    recorder = Recorder(equipment.blackboxes, setup.workers, setup.worker)
+    # torch puts its own handlers first, which would hide the stack; we do not install them.
+    faulthandler.disable()
+    faulthandler.enable(file=recorder.dump_fd, all_threads=True)
     if faults:
         faults.strike("before-setup")
     try:
@@ -110,10 +115,6 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     except BaseException as error:
         _refuse(channel, describe(error, position=None, step="bootstrap"))
         return
-    recorder = Recorder(equipment.blackboxes, blueprint.num_workers, setup.worker)
-    # torch puts its own handlers first, which would hide the stack; we do not install them.
-    faulthandler.disable()
-    faulthandler.enable(file=recorder.dump_fd, all_threads=True)
     arena = Arena(equipment.arena, setup.held)
     try:
         _Worker(setup, blueprint, channel, recorder, arena, faults).work()

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -44,7 +44,10 @@ SMALL = 16 << 10
 """Spans below this travel in the frame (up to this much in all); larger ones get a block each."""
 COMMON = 256 << 10
 """Small spans that do not fit into the frame share blocks of this size."""
+FEW = 16
+"""Batches of up to so many tensors, and nothing else, are described without pickle."""
 _ALIGN = 16
+_PADDING = bytes(_ALIGN)
 _HEADER = struct.Struct("<IQQ")  # lengths of table, pickle, small spans
 
 _DTYPES: list[torch.dtype] = sorted(
@@ -82,16 +85,17 @@ _REGISTERED: dict[type, Callable[[Any], Any]] = ForkingPickler._extra_reducers  
 _by_torch: Callable[[torch.Tensor], Any] = reductions.reduce_tensor
 
 
-class _Span(NamedTuple):
-    """Raw memory of an object that was taken out of the stream."""
-
-    key: int  # equal for what shares one torch storage
-    address: int
-    nbytes: int
-    code: int
-    size: Any
-    layout: Any
-    owner: Any  # alive until its bytes are copied
+# Raw memory of an object that was taken out of the stream:
+#   key (equal for what shares one torch storage), address, nbytes,
+#   the three last fields of its table entry: code, size, layout,
+#   the object itself, so that it lives until its bytes are copied.
+# A plain tuple, because a small batch consists of little else.
+_Span = tuple[int, int, int, int, Any, Any, Any]
+_KEY: Final = 0
+_ADDRESS: Final = 1
+_NBYTES: Final = 2
+_CODE: Final = 3
+_OWNER: Final = 6
 
 
 class _Pickler(pickle.Pickler):
@@ -106,15 +110,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         kind = type(thing)
         if kind is torch.Tensor:
-            if (
-                thing.requires_grad
-                or not thing.is_cpu
-                or thing.layout is not torch.strided
-                or thing.is_nested
-                or thing.is_quantized
-                or thing.is_neg()
-                or thing.is_conj()
-            ):
+            if _is_unusual(thing):
                 return self._reduce_unusual(thing)
             self.spans.append(_span_of_tensor(thing, 0))
             return _taken_out, (_MARK,)  # a new tuple: pickle writes known ones as references
@@ -122,9 +118,7 @@ class _Pickler(pickle.Pickler):
             return self._reduce_array(thing)
         if kind is torch.UntypedStorage and thing.device.type == "cpu":
             nbytes = thing.nbytes()
-            self.spans.append(
-                _Span(thing._cdata, thing.data_ptr(), nbytes, _STORAGE, None, None, thing)
-            )
+            self.spans.append((thing._cdata, thing.data_ptr(), nbytes, _STORAGE, None, None, thing))
             return _taken_out, (_MARK,)
         if kind is torch.nn.Parameter:
             return _parameter, (thing.detach(), thing.requires_grad, thing.__dict__ or None)
@@ -154,22 +148,34 @@ class _Pickler(pickle.Pickler):
         return _taken_out, (_MARK,)
 
 
+def _is_unusual(tensor: torch.Tensor) -> bool:
+    """Whether there is more to an exact torch.Tensor than its bytes, dtype, size and stride."""
+    return (
+        tensor.requires_grad
+        or not tensor.is_cpu
+        or tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_neg()
+        or tensor.is_conj()
+    )
+
+
 def _span_of_tensor(tensor: torch.Tensor, flags: int) -> _Span:
     size = tuple(tensor.shape)
-    stride = tensor.stride()
     code = _CODES[tensor.dtype] | flags
     if 0 in size:
-        return _Span(-id(tensor), 0, 0, code, size, stride, tensor)
-    key = tensor.untyped_storage()._cdata
-    if stride == _contiguous(size):
-        return _Span(key, tensor.data_ptr(), tensor.nbytes, code, size, None, tensor)
-    nbytes = _extent(size, stride) * tensor.itemsize
-    return _Span(key, tensor.data_ptr(), nbytes, code, size, stride, tensor)
+        return (-id(tensor), 0, 0, code, size, tensor.stride(), tensor)
+    key, address = tensor.untyped_storage()._cdata, tensor.data_ptr()
+    if tensor.is_contiguous() and (1 not in size or tensor.stride() == _contiguous(size)):
+        return (key, address, tensor.nbytes, code, size, None, tensor)
+    stride = tensor.stride()
+    return (key, address, _extent(size, stride) * tensor.itemsize, code, size, stride, tensor)
 
 
 def _span_of_array(array: np.ndarray[Any, Any], code: int, size: Any, layout: Any) -> _Span:
     address = array.__array_interface__["data"][0]
-    return _Span(-id(array), address, array.nbytes, code, size, layout, array)
+    return (-id(array), address, array.nbytes, code, size, layout, array)
 
 
 def _beside_the_stream(spans: list[_Span], buffer: pickle.PickleBuffer) -> bool:
@@ -241,24 +247,25 @@ class _Segments:
         self.shared: dict[int, int] = {}  # piece: its number among the shared ones
         by_key: dict[int, list[int]] = {}
         for number, span in enumerate(spans):
-            by_key.setdefault(span.key, []).append(number)
+            by_key.setdefault(span[_KEY], []).append(number)
         for members in by_key.values():
             first = spans[members[0]]
             if len(members) > 1:
-                self._join(spans, sorted(members, key=lambda number: spans[number].address))
+                self._join(spans, sorted(members, key=lambda number: spans[number][_ADDRESS]))
             else:
-                self._add(first.address, first.nbytes, members)
-            if len(members) > 1 or first.code == _STORAGE:
+                self._add(first[_ADDRESS], first[_NBYTES], members)
+            if len(members) > 1 or first[_CODE] == _STORAGE:
                 for number in members:
                     self.shared.setdefault(self.of_span[number], len(self.shared))
 
     def _join(self, spans: list[_Span], members: list[int]) -> None:
-        owner = spans[members[0]].owner
+        owner: Any = spans[members[0]][_OWNER]
         storage = owner if isinstance(owner, torch.UntypedStorage) else owner.untyped_storage()
         base = storage.data_ptr()
         runs: list[tuple[int, int, list[int]]] = []
         for number in members:
-            start, end = spans[number].address, spans[number].address + spans[number].nbytes
+            start = spans[number][_ADDRESS]
+            end = start + spans[number][_NBYTES]
             start -= (start - base) % _ALIGN  # so that every dtype's offset is a whole number
             if runs and start <= runs[-1][1]:
                 first_byte, last_byte, together = runs[-1]
@@ -344,11 +351,11 @@ class _Room:
 
     def _place_small(self, address: int, nbytes: int) -> _Place:
         at = self.small_bytes
-        padding = -nbytes % _ALIGN
-        self.small_bytes = at + nbytes + padding
         self.small.append(ctypes.string_at(address, nbytes))
-        if padding:
-            self.small.append(bytes(padding))
+        if nbytes % _ALIGN:
+            self.small.append(_PADDING[nbytes % _ALIGN :])
+            nbytes += _ALIGN - nbytes % _ALIGN
+        self.small_bytes = at + nbytes
         return -1, at
 
     def _place_together(
@@ -419,11 +426,8 @@ def _raw(address: int, nbytes: int) -> Bytes:
 def encode(batch: Any, arena: Arena | None) -> bytes:
     """The batch as a frame. Blocks it refers to are published; if pickling fails, none is."""
     spans: list[_Span] = []
-    stream = io.BytesIO()
-    pickler = _Pickler(stream, 5, buffer_callback=partial(_beside_the_stream, spans))
-    pickler.spans = spans
-    pickler.dump(batch)
-    pickled = stream.getvalue()
+    outline = _outline(batch, spans)
+    pickled = _pickle(batch, spans) if outline is None else b""
     if not spans and (arena is None or len(pickled) <= SMALL):
         return _HEADER.pack(0, len(pickled), 0) + pickled
     room = _Room(arena)
@@ -432,16 +436,9 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
     if pickle_block is not None:
         pickled = b""
     large: list[Any] = room.large  # bytes-like, though NumPy's types do not say so
+    sizes = [part.nbytes for part in large]
     table = marshal.dumps(
-        (
-            list(room.blocks),
-            room.block_sizes,
-            [part.nbytes for part in large],
-            shared,
-            entries,
-            pickle_block,
-        ),
-        2,
+        (list(room.blocks), room.block_sizes, sizes, shared, entries, outline, pickle_block), 2
     )
     header = _HEADER.pack(len(table), len(pickled), room.small_bytes)
     frame = b"".join([header, table, pickled, *room.small, *large])
@@ -449,24 +446,64 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
     return frame
 
 
+def _pickle(batch: Any, spans: list[_Span]) -> bytes:
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, 5, buffer_callback=partial(_beside_the_stream, spans))
+    pickler.spans = spans
+    pickler.dump(batch)
+    return stream.getvalue()
+
+
+def _outline(batch: Any, spans: list[_Span]) -> Any:
+    """The structure of what most batches are, a few ordinary tensors in a list, tuple or dict.
+
+    For these pickle would be most of the cost. None for all other batches.
+    """
+    kind = type(batch)
+    if kind is list or kind is tuple:
+        outline: Any = kind is tuple
+        things = batch
+    elif kind is dict:
+        outline = list(batch)
+        things = batch.values()
+        if not all(type(key) is str for key in outline):
+            return None
+    else:
+        return None
+    if not 0 < len(things) <= FEW:
+        return None
+    if not all(type(thing) is torch.Tensor for thing in things):
+        return None
+    for tensor in things:
+        if _is_unusual(tensor):
+            break
+        spans.append(_span_of_tensor(tensor, 0))
+    # The same tensor, or the same storage, more than once: pickle knows what to do.
+    if len({span[_KEY] for span in spans}) < len(things):
+        spans.clear()
+        return None
+    return outline
+
+
 def _place(spans: list[_Span], room: _Room) -> tuple[list[_Entry], list[_Entry]]:
     """The table's entries, and where the storages lie that several of them share."""
-    if len({span.key for span in spans if span.code != _STORAGE}) == len(spans):
-        places = room.place_all([(span.address, span.nbytes) for span in spans])
+    if len({span[_KEY] for span in spans if span[_CODE] != _STORAGE}) == len(spans):
+        places = room.place_all([(span[_ADDRESS], span[_NBYTES]) for span in spans])
         return [
-            (span.code, place, span.size, span.layout)
-            for span, place in zip(spans, places, strict=True)
+            (code, place, size, layout)
+            for (_, _, _, code, size, layout, _), place in zip(spans, places, strict=True)
         ], []
     segments = _Segments(spans)
     places = room.place_all(segments.pieces)
     entries = []
     for span, piece in zip(spans, segments.of_span, strict=True):
-        code, place = span.code, places[piece]
+        _, address, _, code, size, layout, _ = span
+        place = places[piece]
         if place is not None and piece in segments.shared:
-            place = (segments.shared[piece], span.address - segments.pieces[piece][0])
+            place = (segments.shared[piece], address - segments.pieces[piece][0])
             if code >= 0:
                 code |= _SHARED
-        entries.append((code, place, span.size, span.layout))
+        entries.append((code, place, size, layout))
     return entries, [(places[piece], segments.pieces[piece][1]) for piece in segments.shared]
 
 
@@ -506,7 +543,7 @@ class Parcel:
         stream: Any = frame[at : at + pickled]
         if table is None:
             return pickle.loads(stream)
-        _, _, large, shared, entries, pickle_block = table
+        _, _, large, shared, entries, outline, pickle_block = table
         if pickle_block is not None:
             stream = memories[pickle_block]
             memories[pickle_block] = None  # released as soon as it is read
@@ -518,7 +555,12 @@ class Parcel:
         at = _HEADER.size + length + pickled
         memories += reversed(parts)
         memories.append(bytearray(frame[at : at + small]))
-        return pickle.loads(stream, buffers=_objects(entries, shared, memories))
+        objects = _objects(entries, shared, memories)
+        if outline is None:
+            return pickle.loads(stream, buffers=objects)
+        if isinstance(outline, bool):
+            return tuple(objects) if outline else list(objects)
+        return dict(zip(outline, objects, strict=True))
 
 
 def receive(frame: Frame, window: Window | None) -> Parcel:

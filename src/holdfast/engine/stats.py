@@ -1,0 +1,19 @@
+"""What a loader has done so far, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Stats"]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters that only ever grow, over all epochs and iterators of a loader."""
+
+    batches: int = 0
+    bytes: int = 0
+    wait_seconds: float = 0.0
+    waits: int = 0
+    restarts: int = 0
+    epochs: int = 0
