@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 __all__ = ["STEPS", "BlackBoxes", "Note", "Recorder"]
 
-STEPS = ("start-up", "fetch", "collate", "send", "idle", "replay", "stop")
-START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
+STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop")
+BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
 
 _NOTE = struct.Struct("<qqqd")  # task, position in the batch, step, since (monotonic)
 _NUMBER = struct.Struct("<q")
@@ -61,7 +61,7 @@ class BlackBoxes:
 
     def clear(self, worker: int) -> None:
         """Before a worker starts: forget what its predecessor noted (not its random states)."""
-        _NOTE.pack_into(self._memory, worker * _REGION, _NOTHING, _NOTHING, START, monotonic())
+        _NOTE.pack_into(self._memory, worker * _REGION, _NOTHING, _NOTHING, BOOT, monotonic())
 
     def note(self, worker: int) -> Note:
         task, position, step, since = _NOTE.unpack_from(self._memory, worker * _REGION)

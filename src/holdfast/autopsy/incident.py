@@ -32,7 +32,7 @@ class Incident:
     position: int | None
     """The place of that sample in its batch."""
     step: str
-    """What it was doing: start-up, fetch, collate, send, replay, idle."""
+    """What it was doing: boot, start-up, fetch, collate, send, replay, idle, stop."""
     stack: str
     """Its Python stack, if it left one."""
     action: str
@@ -64,6 +64,7 @@ class Incident:
             name = f"sample {self.sample!r}" if self.sample is not None else "a sample"
             return f" while loading {name} (position {self.position} of batch {self.batch})"
         words = {
+            "boot": " while it was starting",
             "start-up": " while it was starting",
             "fetch": f" while loading batch {self.batch}",
             "collate": f" while collating batch {self.batch}",

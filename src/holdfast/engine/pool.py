@@ -58,6 +58,7 @@ log = logging.getLogger("holdfast")
 
 GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes
 CLOSE_WITHIN = 1.8  # seconds closing may take in all
+BOOT_ALLOWANCE = 120.0  # seconds to import torch and the main module, no matter how short a sample
 REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
 LONGEST_WAIT = 30.0  # seconds between two looks of the watch, at most
 
@@ -536,8 +537,12 @@ class Pool:
             if place.heard:
                 place.heard = False  # it has spoken since the last look
                 continue
-            silent_since = max(place.busy_since, self._boxes.note(worker).since, self._awake_since)
-            if now - silent_since > self.machine.patience(worker, self._stall_timeout):
+            note = self._boxes.note(worker)
+            silent_since = max(place.busy_since, note.since, self._awake_since)
+            patience = self.machine.patience(worker, self._stall_timeout)
+            if note.step == "boot":
+                patience = max(patience, BOOT_ALLOWANCE)
+            if now - silent_since > patience:
                 event = m.WorkerStalled(worker, self.machine.generation(worker), now)
                 self._carry_out(self.machine.handle(event))
 
