@@ -105,7 +105,7 @@ def test_signal_handlers_of_the_trainer_stay_as_they_were(holdfast_class: Loader
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_killed_trainer_do_not_live_on(context: str) -> None:
     """torch leaves orphans when the feed is blocked; here every worker of a SIGKILLed process
     goes."""

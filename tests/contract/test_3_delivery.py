@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import math
+import pickle
 import warnings
 from collections import OrderedDict, UserDict
 from typing import Any
@@ -428,3 +431,62 @@ def test_files_and_mappings_do_not_grow_with_epochs_and_loaders(loader_class: Lo
     use(13)
     assert open_files() <= files + 2
     assert mappings() <= maps + 10
+
+
+@pytest.mark.parametrize("collate_fn", [None, torch.stack], ids=["default", "own"])
+def test_a_batch_can_be_saved_and_copied_for_no_more_than_its_own_size(
+    loader_class: Loader, collate_fn: Any
+) -> None:
+    """torch.save and deepcopy take the whole storage: it must not be a large arena."""
+    loader = loader_class(Calls(40, counted), batch_size=4, num_workers=2, collate_fn=collate_fn)
+    for batch in loader:
+        size = batch.numel() * batch.element_size()
+        assert batch.untyped_storage().nbytes() <= size + 4096
+        assert batch.storage_offset() == 0
+        file = io.BytesIO()
+        torch.save(batch, file)
+        assert file.tell() < size + 10_000
+        assert torch.equal(copy.deepcopy(batch), batch)
+        assert torch.equal(pickle.loads(pickle.dumps(batch)), batch)
+
+
+def test_a_batch_can_be_used_like_any_tensor(loader_class: Loader) -> None:
+    for batch in loader_class(Images(6), batch_size=2, num_workers=2):
+        pixels = batch[0]
+        assert pixels.is_leaf
+        assert not pixels.requires_grad
+        assert pixels.numpy().flags.writeable
+        pixels.requires_grad_()
+        (pixels * 2).sum().backward()
+        assert torch.equal(pixels.grad, torch.full_like(pixels, 2))
+        pixels.detach().add_(1).mul_(0)
+        assert pixels.sum() == 0
+        assert pixels.is_contiguous()
+
+
+def as_arrays(samples: list[Any]) -> Any:
+    return np.stack([pixels.numpy() for pixels, _ in samples])
+
+
+def test_arrays_in_a_batch_are_writable(loader_class: Loader) -> None:
+    for array in loader_class(Images(6), batch_size=2, num_workers=2, collate_fn=as_arrays):
+        assert array.flags.writeable
+        array += 1
+        assert array.shape == (2, 3, 4, 4)
+
+
+def send_back(given: Any, answers: Any) -> None:
+    answers.put(given.get().sum().item())
+
+
+def test_a_batch_can_be_sent_on_to_another_process(loader_class: Loader) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    given, answers = context.SimpleQueue(), context.SimpleQueue()
+    batch = next(iter(loader_class(Calls(4, counted), batch_size=4, num_workers=1)))
+    process = context.Process(target=send_back, args=(given, answers))
+    process.start()
+    given.put(batch)
+    assert answers.get() == 6000
+    process.join(20)
+    assert process.exitcode == 0
+    assert batch.sum() == 6000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -18,6 +19,8 @@ from tests.support.datasets import Calls, Counting, Numbers, Pids, Revealing, Te
 from tests.support.errors import error_of_next
 from tests.support.loaders import Loader
 from tests.support.parts import mark
+from tests.support.processes import eventually
+from tests.support.scripts import run_script
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -421,3 +424,117 @@ def test_workers_see_the_environment_and_folder_of_the_time_of_iter(
     monkeypatch.setenv("SET_BY_THE_TRAINER", "yes")
     monkeypatch.chdir(tmp_path)
     assert [tuple(sample) for sample in loader] == [("yes", str(tmp_path))]
+
+
+def read_stdin(index: int) -> str:
+    return sys.stdin.read()
+
+
+def test_a_worker_that_reads_stdin_gets_its_end(loader_class: Loader) -> None:
+    assert list(loader_class(Calls(2, read_stdin), batch_size=None, num_workers=1)) == ["", ""]
+
+
+def parent(index: int) -> int:
+    process = multiprocessing.parent_process()
+    assert process is not None
+    assert process.pid is not None
+    return process.pid
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_the_parent_process_of_a_worker_is_the_trainer(loader_class: Loader, context: str) -> None:
+    loader = loader_class(
+        Calls(1, parent), batch_size=None, num_workers=1, multiprocessing_context=context
+    )
+    assert list(loader) == [os.getpid()]
+
+
+class WritesAtExit:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, worker_id: int) -> None:
+        finalize = (self.folder / f"finalized {worker_id}").touch
+        multiprocessing.util.Finalize(None, finalize, exitpriority=1)
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_workers_own_cleaning_up_is_run_at_its_end(
+    loader_class: Loader, tmp_path: Path, persistent_workers: bool
+) -> None:
+    """torch ends workers politely so that they can let go of what they hold."""
+    loader = loader_class(
+        Numbers(4),
+        num_workers=2,
+        worker_init_fn=WritesAtExit(tmp_path),
+        persistent_workers=persistent_workers,
+    )
+    list(loader)
+    del loader
+    expected = ["finalized 0", "finalized 1"]
+    assert eventually(lambda: sorted(file.name for file in tmp_path.iterdir()) == expected)
+
+
+PRINTS = """
+    from tests.support.datasets import Calls
+    def say(index):
+        print("sample", index)
+        return index
+    if __name__ == "__main__":
+        print("before")
+        print(list(DataLoader(Calls(4, say), batch_size=None, num_workers=2)))
+"""
+
+
+def test_what_workers_print_comes_out_once_and_nothing_twice(which_script: str) -> None:
+    """Into a file, where Python keeps it back: it must be written at the worker's end, and what the
+    trainer has kept back must not be written by the workers too."""
+    ended = run_script(which_script, PRINTS)
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(ended.out.splitlines()) == [
+        "[0, 1, 2, 3]",
+        "before",
+        *(f"sample {n}" for n in range(4)),
+    ]
+
+
+CLOSED = """
+    import os, sys
+    for number in (0, 1, 2):
+        os.close(number)
+    from tests.support.datasets import Images
+    try:
+        found = [label.tolist() for _, label in DataLoader(Images(6), batch_size=2, num_workers=2)]
+    except BaseException as error:
+        found = repr(error)
+    open({path!r}, "w").write(str(found))
+    os._exit(0)
+"""
+
+
+def test_a_trainer_without_standard_streams_gets_its_batches(
+    which_script: str, tmp_path: Path
+) -> None:
+    """A daemon: our descriptors may then have the numbers 0, 1 and 2."""
+    path = tmp_path / "found"
+    run_script(which_script, CLOSED.format(path=str(path)))
+    assert path.read_text() == "[[0, 1], [2, 0], [1, 2]]"
+
+
+@pytest.mark.slow
+def test_python_itself_has_nothing_to_warn_about(tmp_path: Path) -> None:
+    """Not one unclosed file, under Python's development mode with warnings as errors."""
+    ended = run_script(
+        "holdfast",
+        """
+        from tests.support.datasets import Images
+        for persistent in (False, True):
+            loader = DataLoader(Images(6), num_workers=2, persistent_workers=persistent)
+            for _ in range(2):
+                assert len(list(loader)) == 6
+                next(iter(loader))
+            del loader
+        """,
+        options=("-X", "dev", "-W", "error"),
+    )
+    assert (ended.code, ended.err) == (0, "")

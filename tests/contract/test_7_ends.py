@@ -6,6 +6,7 @@ else. Bounds of time are generous; they stand between "ends" and "hangs", not be
 
 from __future__ import annotations
 
+import atexit
 import gc
 import time
 from typing import Any
@@ -139,7 +140,7 @@ def assert_quiet_end(which: str, body: str, out: str = "") -> None:
     assert not ended.left
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_exit_right_after_a_break_with_persistent_workers(which_script: str, context: str) -> None:
     assert_quiet_end(
         which_script,
@@ -168,6 +169,7 @@ def test_exit_with_a_live_iterator(which_script: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_exit_with_several_loaders_in_different_states(which_script: str) -> None:
     assert_quiet_end(
         which_script,
@@ -219,6 +221,7 @@ def test_exit_while_the_feed_to_a_worker_is_full(which_script: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_exit_while_the_feed_is_full_and_the_iterator_held(which_script: str) -> None:
     assert_quiet_end(
         which_script,
@@ -246,6 +249,7 @@ def test_an_exception_in_the_loop_ends_the_script_with_its_own_traceback_only(wh
     assert not ended.left
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_ends_the_script_with_that_error(which: str) -> None:
     ended = run_script(
         which,
@@ -261,6 +265,7 @@ def test_an_error_in_a_worker_ends_the_script_with_that_error(which: str) -> Non
     assert not ended.left
 
 
+@pytest.mark.slow
 def test_a_script_can_exit_after_a_timeout(which: str) -> None:
     ended = run_script(
         which,
@@ -278,6 +283,7 @@ def test_a_script_can_exit_after_a_timeout(which: str) -> None:
     assert not ended.left
 
 
+@pytest.mark.slow
 def test_sys_exit_in_the_loop_ends_with_its_code(which: str) -> None:
     ended = run_script(
         which,
@@ -292,6 +298,7 @@ def test_sys_exit_in_the_loop_ends_with_its_code(which: str) -> None:
     assert not ended.left
 
 
+@pytest.mark.slow
 def test_a_script_run_in_a_thread_ends_too(which_script: str) -> None:
     assert_quiet_end(
         which_script,
@@ -313,6 +320,7 @@ def test_a_script_run_in_a_thread_ends_too(which_script: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_atexit_handlers_of_the_user_may_still_use_a_loader() -> None:
     """A checkpoint that is written at exit may read data. (With torch it depends on when the
     handler was set.)"""
@@ -329,3 +337,90 @@ def test_atexit_handlers_of_the_user_may_still_use_a_loader() -> None:
     assert ended.out == "[0, 1, 2, 3]\n[0, 1, 2, 3]\n"
     assert (ended.code, ended.err) == (0, "")
     assert not ended.left
+
+
+def test_out_of_file_descriptors_it_works_or_says_what_to_do(which_script: str) -> None:
+    ended = run_script(
+        which_script,
+        """
+        import resource
+        from tests.support.datasets import Images
+        loader = DataLoader(Images(300), batch_size=2, num_workers=2)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+        try:
+            kept = list(loader)
+        except RuntimeError as error:
+            print("ulimit -n" in str(error) and "set_sharing_strategy" in str(error))
+        else:
+            print(len(kept))
+        """,
+    )
+    assert ended.code == 0
+    assert ended.out in (("True\n", "150\n") if which_script == "stock" else ("150\n",))
+    assert not ended.left
+
+
+def test_exit_hooks_do_not_pile_up_with_loaders(loader_class: Loader) -> None:
+    def use() -> None:
+        list(loader_class(Numbers(4), num_workers=1, persistent_workers=True))
+
+    use()
+    before = atexit._ncallbacks()
+    for _ in range(5):
+        use()
+    assert atexit._ncallbacks() <= before
+
+
+ENDS = {
+    "normally": ("pass", 0, ""),
+    "by an error of its own": ("raise ValueError('mine')", 1, "ValueError: mine\n"),
+    "by an error in the dataset": ("pass", 1, "value 13 is wrong"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", sorted(ENDS))
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_however_a_script_ends_it_ends_with_all_its_children(
+    which: str, kind: str, num_workers: int, held: bool, how: str
+) -> None:
+    """The matrix of contract.md, section 7."""
+    action, code, text = ENDS[how]
+    ended = run_script(
+        which,
+        f"""
+        from torch.utils.data import IterableDataset
+        from tests.support.datasets import Numbers
+        class Map(Numbers):
+            def __getitem__(self, index):
+                if index == 13 and {how!r} == "by an error in the dataset":
+                    raise ValueError("value 13 is wrong")
+                return index
+        class Iterable(IterableDataset):
+            def __iter__(self):
+                return map(Map(20).__getitem__, range(20))
+        dataset = Map(20) if {kind!r} == "map" else Iterable()
+        iterator = iter(DataLoader(dataset, num_workers={num_workers}))
+        kept = [iterator] if {held} else None
+        def use(iterator):
+            for number, batch in enumerate(iterator):
+                if number == 5:
+                    {action}
+        if kept:
+            use(iterator)
+        else:
+            use(globals().pop("iterator"))
+        print("through")
+        """,
+    )
+    assert ended.code == code
+    assert not ended.left
+    if code == 0:
+        assert (ended.out, ended.err) == ("through\n", "")
+    else:
+        assert ended.out == ""
+        assert text in ended.err
+        assert "Exception ignored" not in ended.err

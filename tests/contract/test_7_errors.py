@@ -377,6 +377,28 @@ def test_a_result_that_does_not_unpickle_is_an_error_of_its_batch_only(
     assert "cannot come back" in str(error)
 
 
+class KeysThatDoNotPickle:
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (0, 1, 2, lambda: 3, 4, 5)
+
+
+def test_a_key_that_does_not_pickle_is_an_error_and_not_a_hang(holdfast_class: Loader) -> None:
+    """torch prints a traceback from a thread of its own, and waits for ever."""
+    for prefetch_factor in (1, 4):
+        loader = holdfast_class(
+            Numbers(6),
+            batch_size=None,
+            sampler=KeysThatDoNotPickle(),
+            num_workers=1,
+            prefetch_factor=prefetch_factor,
+        )
+        error = error_of(lambda: list(loader))  # noqa: B023
+        assert "pickle" in str(error)
+
+
 # --- Where else it can go wrong -------------------------------------------------------------------
 
 

@@ -369,3 +369,92 @@ def test_no_thread_is_left_when_the_loader_is_gone(loader_class: Any) -> None:
     assert eventually(
         lambda: threading.active_count() <= before + 1
     )  # torch keeps one thread for all its file sharing
+
+
+# --- Subclasses in the wild -----------------------------------------------------------------------
+
+
+class Repeats:
+    """A sampler that never ends."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+def endless(loader_class: Any) -> type:
+    """As timm's and Ultralytics' loaders that keep one iterator over all epochs."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        loader_class.__init__(self, *args, **kwargs)
+        self._DataLoader__initialized = False
+        self.batch_sampler = Repeats(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = loader_class.__iter__(self)
+
+    def length(self: Any) -> int:
+        return len(self.batch_sampler.sampler)
+
+    def iterate(self: Any) -> Iterator[Any]:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def end(self: Any) -> None:
+        for worker in self.iterator._workers:
+            if worker.is_alive():
+                worker.terminate()
+        self.iterator._shutdown_workers()
+
+    methods = {"__init__": init, "__len__": length, "__iter__": iterate, "end": end}
+    return types.new_class("Endless", (loader_class,), {}, lambda body: body.update(methods))
+
+
+def test_a_subclass_with_one_endless_iterator_works(loader_class: Any) -> None:
+    before = children()
+    loader: Any = endless(loader_class)(Numbers(6), batch_size=2, num_workers=2, shuffle=False)
+    for _ in range(4):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    loader.iterator._shutdown_workers()
+    assert eventually(lambda: children() == before)
+
+
+def test_workers_may_be_terminated_by_their_handles_before_shutdown(loader_class: Any) -> None:
+    before = children()
+    loader: Any = endless(loader_class)(Numbers(6), batch_size=2, num_workers=2)
+    next(iter(loader))
+    loader.end()
+    assert eventually(lambda: children() == before)
+
+
+def test_a_subclass_may_wrap_the_iterator_it_gets(loader_class: Any) -> None:
+    """As loaders do that move batches to a device."""
+
+    def iterate(self: Any) -> Iterator[Any]:
+        for batch in loader_class.__iter__(self):
+            yield batch + 100
+
+    kind: Any = types.new_class(
+        "Moves", (loader_class,), {}, lambda body: body.update(__iter__=iterate)
+    )
+    loader = kind(Numbers(4), batch_size=2, num_workers=2)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[100, 101], [102, 103]]
+
+
+def test_a_subclass_may_replace_the_making_of_the_iterator(loader_class: Any) -> None:
+    def make(self: Any) -> Any:
+        self.made += 1
+        return loader_class._get_iterator(self)
+
+    kind: Any = types.new_class(
+        "Counts", (loader_class,), {}, lambda body: body.update(_get_iterator=make, made=0)
+    )
+    loader = kind(Numbers(4), batch_size=2, num_workers=1)
+    assert len(list(loader)) == len(list(loader)) == 2
+    assert loader.made == 2

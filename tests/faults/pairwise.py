@@ -16,12 +16,14 @@ _TRIES = 40
 def cover(
     columns: Mapping[str, Sequence[Any]],
     possible: Callable[[Row], bool],
-    free: Mapping[str, Sequence[Any]] = {},
+    free: Mapping[str, Sequence[Any]],
+    cheap: Callable[[Row], bool] = lambda row: True,
     seed: int = 0,
 ) -> list[Row]:
     """Greedy: for each pair not yet covered, the row with most new pairs among some random ones.
 
     `possible` is asked about every combination of `columns`; those of `free` go with everything.
+    Between rows that cover as many new pairs, a `cheap` one is taken.
     """
     dice = random.Random(seed)
     names = [*columns, *free]
@@ -39,15 +41,19 @@ def cover(
         missing.update(dict.fromkeys(_pairs(row)))
     for place, values in enumerate(free.values(), len(columns)):
         for other, others in enumerate([*columns.values(), *free.values()][:place]):
-            missing.update(
-                {(other, x, place, y): None for x in others for y in values if other >= len(columns) or having[other, x]}
-            )
+            for x, y in itertools.product(others, values):
+                if other >= len(columns) or having[other, x]:
+                    missing[other, x, place, y] = None
+
+    def worth(row: tuple[Any, ...]) -> tuple[int, bool]:
+        return sum(one in missing for one in _pairs(row)), cheap(dict(zip(names, row, strict=True)))
+
     found = []
     for pair in list(missing):
         if pair not in missing:
             continue
         candidates = [_made(pair, having, rows, free, len(columns), dice) for _ in range(_TRIES)]
-        best = max(candidates, key=lambda row: sum(one in missing for one in _pairs(row)))
+        best = max(candidates, key=worth)
         for one in _pairs(best):
             missing.pop(one, None)
         found.append(dict(zip(names, best, strict=True)))

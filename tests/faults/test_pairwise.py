@@ -46,7 +46,7 @@ def _others() -> list[Case]:
     dice = random.Random(0)
     found = []
     for cause in sorted(set(CAUSES) - set(CHOSEN)):
-        columns = {**COLUMNS, **FREE, "cause": [cause], "phase": ["sample"]}
+        columns = {**COLUMNS, **FREE, "cause": [cause], "phase": ["sample"], "method": ["fork"]}
         case = None
         while case is None or not case.possible:
             case = Case(**{name: dice.choice(values) for name, values in columns.items()})
@@ -54,7 +54,14 @@ def _others() -> list[Case]:
     return found
 
 
-CASES = [Case(**row) for row in cover(COLUMNS, lambda row: Case(**row).possible, FREE)] + _others()
+def _rows() -> list[Case]:
+    rows = cover(
+        COLUMNS, lambda row: Case(**row).possible, FREE, cheap=lambda row: row["method"] == "fork"
+    )
+    return [Case(**row) for row in rows]
+
+
+CASES = _rows() + _others()
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")

@@ -259,7 +259,7 @@ def test_a_loader_works_in_a_thread_that_is_not_the_main_one() -> None:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.xfail(strict=True, reason=AT_THE_END)
+@pytest.mark.xfail(strict=False, reason=AT_THE_END)  # if the slower thread comes back after the end
 def test_two_threads_may_share_one_iterator() -> None:
     with DataLoader(Numbers(200), num_workers=2) as loader:
         iterator = iter(loader)

@@ -42,20 +42,8 @@ CHILDREN = {
 }
 
 
-STEALS = "next() in a forked child reads the parent's channels and takes its batches away"
-
-
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "does",
-    [
-        pytest.param(
-            does,
-            marks=pytest.mark.xfail(strict=True, reason=STEALS) if does.startswith("next") else (),
-        )
-        for does in CHILDREN
-    ],
-)
+@pytest.mark.parametrize("does", CHILDREN)
 def test_a_forked_child_of_the_trainer_does_not_disturb_its_loader(
     stage: Stage, does: str, persistent: bool
 ) -> None:

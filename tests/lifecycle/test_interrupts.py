@@ -230,7 +230,12 @@ def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost(stage: Stage) -> None:
         """
         other = iter(DataLoader(Numbers(), num_workers=1))
         next(other)
-        os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+        def strike():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)  # whichever thread gets it, Python has run the handler by then
+
+        os.register_at_fork(before=strike)
         try:
             for batch in DataLoader(Numbers(10), num_workers=1):
                 pass

@@ -215,6 +215,14 @@ def test_a_process_forked_off_the_worker_gets_no_room(slot: Slot) -> None:
     assert child.end() == 0
 
 
+def test_other_threads_of_the_worker_get_no_room(slot: Slot) -> None:
+    blocks: list[Any] = []
+    thread = threading.Thread(target=lambda: blocks.append(slot.arena.take(1000)))
+    thread.start()
+    thread.join()
+    assert blocks == [None]
+
+
 def test_blocks_dying_in_a_collection_inside_take_do_no_harm(slot: Slot) -> None:
     class Cycle:
         pass
@@ -451,6 +459,16 @@ def test_a_forked_child_that_drops_a_batch_does_no_harm(slot: Slot, closed: bool
     assert int(lease.sum()) == 5 * MIB
     if not closed:
         assert slot.window.take_released() == []
+
+
+def test_a_forked_child_that_closes_its_copy_of_the_window_does_no_harm(slot: Slot) -> None:
+    lease = slot.window.lease(offset_of_new_block(slot, MIB, 5), MIB)
+    later = offset_of_new_block(slot, MIB, 6)
+    child = Child(lambda _: slot.window.close())
+    child.ask()
+    assert child.end() == 0
+    assert int(lease.sum()) == 5 * MIB
+    assert int(slot.window.lease(later, MIB).sum()) == 6 * MIB
 
 
 def test_descriptors_and_mappings_stay_few_however_much_is_kept(slot: Slot) -> None:

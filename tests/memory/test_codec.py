@@ -321,6 +321,14 @@ def test_conjugate_and_negative_views_are_resolved(send: Any) -> None:
         assert not got.is_neg()
 
 
+def test_tensors_without_memory(send: Any) -> None:
+    assert send(torch._efficientzerotensor((3,))).tolist() == [0, 0, 0]
+    freed = torch.zeros(1000)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="storage was freed"):
+        send([freed])
+
+
 def test_requires_grad_is_kept_for_leaves_and_refused_for_others(send: Any) -> None:
     leaf = torch.randn(3, requires_grad=True)
     got = send({"a": leaf})["a"]

@@ -32,7 +32,14 @@ class Ended:
     left: frozenset[int]
 
 
-def run_script(which: str, body: str, *, seconds: float = 60.0, as_file: bool = False) -> Ended:
+def run_script(
+    which: str,
+    body: str,
+    *,
+    seconds: float = 60.0,
+    as_file: bool = False,
+    options: tuple[str, ...] = (),
+) -> Ended:
     """Runs `body` after an import of the loader named by `which`; by `python -c`, or as a file when
     it has to be one.
 
@@ -42,11 +49,11 @@ def run_script(which: str, body: str, *, seconds: float = 60.0, as_file: bool = 
     source = HEADERS[which] + textwrap.dedent(body)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", source]
+        command = [sys.executable, *options, "-c", source]
         if as_file:
             file = Path(folder) / "script.py"
             file.write_text(source)
-            command = [sys.executable, str(file)]
+            command = [sys.executable, *options, str(file)]
         began = time.monotonic()
         # Output goes to files: a worker left behind would keep a pipe open, and hide that the
         # script itself has ended.

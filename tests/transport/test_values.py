@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
@@ -34,19 +35,25 @@ def describe(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
         parts = [fingerprint(value._indices()), fingerprint(value._values())]
         return type(value), value.is_coalesced(), value.shape, value.requires_grad, parts
-    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr:
-        parts = [
-            fingerprint(value.crow_indices()),
-            fingerprint(value.col_indices()),
-            fingerprint(value.values()),
-        ]
-        return type(value), value.shape, value.requires_grad, parts
+    if isinstance(value, torch.Tensor) and value.layout in (torch.sparse_csr, torch.sparse_csc):
+        if value.layout is torch.sparse_csr:
+            indices = [value.crow_indices(), value.col_indices()]
+        else:
+            indices = [value.ccol_indices(), value.row_indices()]
+        parts = [fingerprint(part) for part in (*indices, value.values())]
+        return type(value), str(value.layout), value.shape, value.requires_grad, parts
+    if isinstance(value, np.ndarray) and value.dtype == np.longdouble:
+        return value.shape, value.tolist()  # its elements have padding, which holds anything
+    if isinstance(value, enum.Enum):
+        return value
     if isinstance(value, np.ma.MaskedArray):
         return type(value), fingerprint(value.data), fingerprint(value.mask)
     if hasattr(value, "tobytes") and hasattr(value, "mode"):
         return type(value).__name__, value.mode, value.size, value.tobytes()
     if type(value) is torch.Tensor and value.layout is torch.strided:
-        value = value.resolve_conj().resolve_neg()  # lazily negated or not is no property of its own
+        value = (
+            value.resolve_conj().resolve_neg()
+        )  # lazily negated or not is no property of its own
     return fingerprint(value), getattr(value, "__dict__", {}).get("origin")
 
 

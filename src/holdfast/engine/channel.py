@@ -48,6 +48,14 @@ class Channel:
         self.open = False
         self._outbox.clear()
         self._parts.clear()
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)  # also for copies a forked child may hold
+        except OSError:
+            pass  # the other end is gone already
+        self.sock.close()
+
+    def disown(self) -> None:
+        """In a process forked from the owner: let go without ending the channel."""
         self.sock.close()
 
     # -- the worker's side: blocking ------------------------------------------------------

@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
 )
 
 from holdfast.autopsy.incident import Incident
+from holdfast.engine import interrupts
 from holdfast.engine import machine as m
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.nursery import Payload, spawn_payload
@@ -112,8 +113,8 @@ class ProcessIterator(_BaseDataLoaderIter):
             persistent=self._persistent_workers,
             restarts=options.restarts,
         )
-        try:
-            self._pool = Pool(
+        with interrupts.deferred():  # until there is somebody who ends the workers
+            self._pool = _new_pool(
                 blueprint,
                 payload=payload,
                 machine=machine,
@@ -122,20 +123,8 @@ class ProcessIterator(_BaseDataLoaderIter):
                 on_incident=on_incident,
                 stats=stats,
             )
-        except OSError as error:
-            if payload is not None:
-                payload.close()
-            if error.errno != errno.EMFILE:
-                raise
-            raise RuntimeError(
-                f"Too many open files: {self._num_workers} workers need about "
-                f"{DESCRIPTORS * self._num_workers + 10} descriptors and the limit is "
-                f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}. Please increase the limit using "
-                "`ulimit -n` in the shell, or use fewer workers. (holdfast does not keep "
-                "descriptors for batches, so `torch.multiprocessing.set_sharing_strategy` makes "
-                "no difference here.)"
-            ) from error
-        self._finalizer = weakref.finalize(self, self._pool.close)
+            self._finalizer = weakref.finalize(self, self._pool.close)
+            self._finalizer.atexit = False  # all pools are closed together then
         self._reset(loader, first_iter=True)
 
     @property
@@ -223,6 +212,23 @@ class ProcessIterator(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._pool.close()
+
+
+def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) -> Pool:
+    try:
+        return Pool(blueprint, payload=payload, **options)
+    except BaseException as error:
+        if payload is not None:
+            payload.close()
+        if not isinstance(error, OSError) or error.errno != errno.EMFILE:
+            raise
+        raise RuntimeError(
+            f"Too many open files: {blueprint.num_workers} workers need about "
+            f"{DESCRIPTORS * blueprint.num_workers + 10} descriptors and the limit is "
+            f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}. Please increase the limit using "
+            "`ulimit -n` in the shell, or use fewer workers. (holdfast does not keep descriptors "
+            "for batches, so `torch.multiprocessing.set_sharing_strategy` makes no difference.)"
+        ) from error
 
 
 def _payload(blueprint: Blueprint, context: Any) -> Payload | None:

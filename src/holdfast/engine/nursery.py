@@ -36,6 +36,8 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from holdfast.engine.lifeline import ARM, arm
+
 __all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -93,7 +95,7 @@ class Nursery:
         self.closed = False
 
     @classmethod
-    def fork(cls, nurse: Callable[[_Nurse], None], blackboxes: int) -> Nursery:
+    def fork(cls, nurse: Callable[[_Nurse], None], lifeline: int) -> Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
         ours, theirs = _socketpair()
         trainer = os.pidfd_open(os.getpid())
@@ -105,12 +107,11 @@ class Nursery:
             if pid == 0:
                 status = 1
                 try:
-                    for number in _IGNORED:
-                        signal.signal(number, signal.SIG_IGN)
+                    _set_signals()
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     ours.close()
                     gc.freeze()
-                    nurse(_Nurse(theirs, trainer, blackboxes))
+                    nurse(_Nurse(theirs, trainer, lifeline))
                     status = 0
                 except BaseException:
                     sys.excepthook(*sys.exc_info())
@@ -123,16 +124,16 @@ class Nursery:
         return cls(pid, ours)
 
     @classmethod
-    def spawn(cls, payload: Payload, blackboxes: int) -> Nursery:
+    def spawn(cls, payload: Payload, blackboxes: int, lifeline: int) -> Nursery:
         """Start a nursery in a fresh interpreter."""
         ours, theirs = _socketpair()
         trainer = os.pidfd_open(os.getpid())
-        fds = (theirs.fileno(), trainer, blackboxes, payload.fd)
+        fds = (theirs.fileno(), trainer, blackboxes, lifeline, payload.fd)
         command = [
             spawn.get_executable(),
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             "-c",
-            _SPAWNED.format(payload=payload.fd, fds=fds),
+            ARM.format(fd=lifeline) + _SPAWNED.format(payload=payload.fd, fds=fds),
         ]
         # Signals wait until the child has learned to ignore them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
@@ -229,10 +230,10 @@ class Nursery:
 class _Nurse:
     """The loop inside the nursery."""
 
-    def __init__(self, control: socket.socket, trainer: int, blackboxes: int) -> None:
+    def __init__(self, control: socket.socket, trainer: int, lifeline: int) -> None:
         self.control = control
         self.trainer = trainer
-        self.blackboxes = blackboxes
+        self.lifeline = lifeline
         self.children: dict[int, tuple[int, int, int]] = {}  # pidfd -> pid, worker, generation
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
@@ -242,6 +243,7 @@ class _Nurse:
 
     def serve(self, deliver: Callable[[bytes, int, int, int], None]) -> None:
         """Fork workers with `deliver` until the trainer wants or needs no more."""
+        arm(self.lifeline)
         while True:
             for fd, _ in self.poll.poll(self._timeout()):
                 if fd == self.trainer:
@@ -364,6 +366,14 @@ def _bootstrap(worker: int, body: Callable[[], None]) -> int:
     return status
 
 
+def _set_signals() -> None:
+    """What is meant for the trainer is ignored; our children are ours to wait for."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    # A handler of the trainer's that reaps all children, or SIG_IGN, would take away the status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def _socketpair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -434,7 +444,7 @@ def spawn_payload(blueprint: Any, start_method: str) -> Payload:
 
 _LENGTH = struct.Struct("<q")
 _SPAWNED = """\
-import os, pickle, sys
+import pickle, sys
 file = open({payload}, "rb", closefd=False)
 file.seek(0)
 sys.path[:], tracker = pickle.load(file)
@@ -444,11 +454,16 @@ serve_spawned(file.tell(), tracker, *{fds})
 
 
 def serve_spawned(
-    at: int, tracker: int, control: int, trainer: int, blackboxes: int, payload: int
+    at: int,
+    tracker: int,
+    control: int,
+    trainer: int,
+    blackboxes: int,
+    lifeline: int,
+    payload: int,
 ) -> None:
     """The main function of a spawned nursery."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    _set_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     from holdfast.engine import worker  # imports torch, once for all workers
@@ -468,14 +483,14 @@ def serve_spawned(
             process.name = name
 
     def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
-        equipment = worker.Equipment(channel, arena, blackboxes, parent)
+        equipment = worker.Equipment(channel, arena, blackboxes, parent, lifeline)
         worker.run(pickle.loads(setup), equipment, find_blueprint)
 
     status = 1
     try:
         gc.collect()
         gc.freeze()
-        _Nurse(socket.socket(fileno=control), trainer, blackboxes).serve(deliver)
+        _Nurse(socket.socket(fileno=control), trainer, lifeline).serve(deliver)
         status = 0
     finally:
         os._exit(status)

@@ -13,7 +13,9 @@ this process inherits a pool that is not its own: everything here does nothing t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import logging
 import os
 import pickle
@@ -23,16 +25,18 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import tidy
+from holdfast.engine import interrupts
 from holdfast.engine import machine as m
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.exceptions import Failure
+from holdfast.engine.lifeline import Lifeline
 from holdfast.engine.nursery import Born, Died, NotBorn, Nursery, Payload, Report, Signalled
 from holdfast.engine.stats import Stats
 from holdfast.engine.worker import (
@@ -63,6 +67,7 @@ REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
 LONGEST_WAIT = 30.0  # seconds between two looks of the watch, at most
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_exiting = False  # the interpreter is
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ class Pool:
         self.stats = stats
         self.closed = False
         self.closing = False
+        self.closers = itertools.count()  # who is first: next() of it is atomic
+        self.ended = False
         self.refused: Refused | None = None
         self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
         self._blueprint = blueprint
@@ -128,14 +135,16 @@ class Pool:
         self._shared_seed = shared_seed
         self._stall_timeout = stall_timeout
         self._on_incident = on_incident
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._awake_since = self._next_look = time.monotonic()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._channels: dict[int, int] = {}  # descriptor -> worker
         self._places: list[_Place] = []
         with contextlib.ExitStack() as undo:
-            undo.callback(os.close, self._wake)
+            undo.callback(os.close, self.wake)
+            self._lifeline = Lifeline()
+            undo.callback(self._lifeline.cut)
             self._boxes = BlackBoxes(machine.workers)
             undo.callback(self._boxes.close)
             for worker in range(machine.workers):
@@ -144,10 +153,10 @@ class Pool:
                 self._places.append(_Place(Window(fd), fd))
             self._nursery = self._new_nursery()
             undo.pop_all()
-        self._poll.register(self._wake, select.POLLIN)
+        self._poll.register(self.wake, select.POLLIN)
         _pools.add(self)
         self._watch = threading.Thread(
-            target=_watch, args=(weakref.ref(self), self._wake), name="holdfast-watch", daemon=True
+            target=_watch, args=(weakref.ref(self), self.wake), name="holdfast-watch", daemon=True
         )
         try:
             self._carry_out(machine.begin())
@@ -162,8 +171,11 @@ class Pool:
         self, draw: Callable[[], Any], timeout: float
     ) -> m.Delivery | m.GaveUp | Refused | m._End:
         """The next delivery, in the order the machine decides."""
-        self._check()
-        with self._lock:
+        self._check_owner()
+        with self.lock:
+            if self.ended and self.closing:
+                return m.END  # and stays so, however often it is asked
+            self._check()
             self._draw(draw)
             deadline = time.monotonic() + timeout if timeout > 0 else None
             waited = 0.0
@@ -187,6 +199,7 @@ class Pool:
             if waited:
                 self.stats.waits += 1
                 self.stats.wait_seconds += waited
+            self.ended = taken is m.END
             if isinstance(taken, m.Delivery):
                 self.stats.batches += 1
                 if isinstance(taken.result, codec.Parcel):
@@ -196,21 +209,22 @@ class Pool:
 
     def resume(self, shared_seed: int | None, draw: Callable[[], Any]) -> None:
         """Begin another epoch on the same workers."""
-        self._check()
-        with self._lock:
+        self._check_owner()
+        with self.lock:
+            self._check()
             self._shared_seed = shared_seed
             self._carry_out(self.machine.resume(shared_seed))
             self._draw(draw)
 
     def fill(self, draw: Callable[[], Any]) -> None:
         """Give the workers their first tasks."""
-        with self._lock:
+        with self.lock:
             self._draw(draw)
 
     def pid(self, worker: int, timeout: float = 30.0) -> int | None:
         """The pid of a worker, waiting until it is known."""
         deadline = time.monotonic() + timeout
-        with self._lock:
+        with self.lock:
             while not self.closed and self._places[worker].pid is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or self.machine.failure is not None:
@@ -219,13 +233,13 @@ class Pool:
             return self._places[worker].pid
 
     def exitcode(self, worker: int) -> int | None:
-        with self._lock:
+        with self.lock:
             if not self.closed:
                 self._pump(0)
             return self._places[worker].exitcode
 
     def signal(self, worker: int, number: int) -> None:
-        with self._lock:
+        with self.lock:
             if not self.closed:
                 self._nursery.signal(worker, self.machine.generation(worker), number)
 
@@ -235,41 +249,54 @@ class Pool:
 
     def close(self) -> None:
         """End the workers and let go of everything but the batches the consumer keeps."""
-        if os.getpid() != self.owner or self.closing:
+        close_all([self])
+
+    def _begin_to_close(self) -> None:
+        """Tell everybody; wait for nobody."""
+        self.closed = True
+        self.machine.stop()
+        _pools.discard(self)
+        for place in self._places:
+            if place.channel is not None:
+                place.channel.close()  # idle workers see the end, sending ones a broken pipe
+        if self._nursery.closed:
             return
-        self.closing = True
-        os.eventfd_write(self._wake, 1)  # wakes whoever waits with the lock in hand
-        with self._lock:
-            self.closed = True
-            self.machine.stop()
-            _pools.discard(self)
-            deadline = time.monotonic() + CLOSE_WITHIN
-            for place in self._places:
-                if place.channel is not None:
-                    place.channel.close()  # idle workers see the end, sending ones a broken pipe
+        if self._payload is not None and all(place.pid is None for place in self._places):
+            self._nursery.kill()  # still importing torch; there is nobody to be let finish
+        else:
+            self._nursery.stop(GRACE)
+
+    def _finish_closing(self, deadline: float) -> None:
+        if not self._nursery.closed:
             self._bury_nursery(deadline)
-            for place in self._places:
-                place.window.close()
-                os.close(place.arena)
-            self._boxes.close()
-        if self._watch.is_alive() and threading.current_thread() is not self._watch:
-            self._watch.join(1.0)
-        os.close(self._wake)
+        self._lifeline.cut()
+        for place in self._places:
+            place.window.close()
+            os.close(place.arena)
+        self._boxes.close()
         if self._payload is not None:
             self._payload.close()
 
     def disown(self) -> None:
         """In a process forked from this one: let go of descriptors that are not ours to hold."""
+        self._lifeline.let_go()
         for place in self._places:
             if place.channel is not None:
-                place.channel.sock.close()
-        self._nursery.control.close()
+                place.channel.disown()
+        if hasattr(self, "_nursery"):
+            self._nursery.control.close()
 
     # -- watching -------------------------------------------------------------------------
 
+    def dismiss_watch(self) -> None:
+        """The last step of closing, without the lock, which the watch may be waiting for."""
+        if self._watch.is_alive() and threading.current_thread() is not self._watch:
+            self._watch.join(1.0)
+        os.close(self.wake)
+
     def look(self) -> float | None:
         """One look of the watch: deal with what has happened; seconds until the next look."""
-        with self._lock:
+        with self.lock:
             if self.closing:
                 return None
             self._pump(0)
@@ -288,13 +315,17 @@ class Pool:
             interval = min(interval, max(0.01, wanted - time.monotonic()))
         return interval
 
-    def _check(self) -> None:
+    def _check_owner(self) -> None:
         if os.getpid() != self.owner:
             raise LoaderClosed(
                 f"this iterator belongs to process {self.owner}, not to its child {os.getpid()}; "
                 "iter(loader) makes one that is the child's own"
             )
+
+    def _check(self) -> None:
         if self.closing:
+            if _exiting and threading.current_thread() is not threading.main_thread():
+                raise SystemExit  # ends a daemon thread without a word: the program is over
             raise LoaderClosed(
                 "this iterator was closed or interrupted; iter(loader) makes a new one"
             )
@@ -339,7 +370,7 @@ class Pool:
 
     def _attend(self, fd: int, mask: int) -> bool:
         """One descriptor is ready."""
-        if fd == self._wake:
+        if fd == self.wake:
             return False
         worker = self._channels.get(fd)
         if worker is None:
@@ -621,32 +652,30 @@ class Pool:
 
     def _new_nursery(self) -> Nursery:
         if self._payload is not None:
-            nursery = Nursery.spawn(self._payload, self._boxes.fd)
+            nursery = Nursery.spawn(self._payload, self._boxes.fd, self._lifeline.reading)
         else:
-            nursery = Nursery.fork(self._nurse, self._boxes.fd)
+            nursery = Nursery.fork(self._nurse, self._lifeline.reading)
         self._poll.register(nursery.control, select.POLLIN)
         return nursery
 
     def _nurse(self, nurse: Any) -> None:
         """In the forked nursery."""
-        for pool in list(_pools):
+        for pool in {self, *_pools}:
             pool.disown()
-        blueprint, boxes = self._blueprint, self._boxes.fd
+        blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
-            run(pickle.loads(setup), Equipment(channel, arena, boxes, parent), lambda: blueprint)
+            run(
+                pickle.loads(setup),
+                Equipment(channel, arena, boxes, parent, line),
+                lambda: blueprint,
+            )
 
         nurse.serve(deliver)
 
     def _bury_nursery(self, deadline: float) -> None:
         """Wait for the nursery's end, and for what it has to say of the workers' ends."""
         nursery = self._nursery
-        if nursery.closed:
-            return
-        if self._payload is not None and all(place.pid is None for place in self._places):
-            nursery.kill()  # still importing torch; there is nobody to be let finish
-        else:
-            nursery.stop(GRACE)
         poll = select.poll()
         poll.register(nursery.control, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
@@ -670,6 +699,33 @@ class Pool:
             if place.exitcode is None:
                 place.exitcode = -signal.SIGKILL
         nursery.close()
+
+
+def close_all(pools: Iterable[Pool]) -> None:
+    """Close several pools within one deadline. Safe to call twice, from anywhere."""
+    mine = [pool for pool in pools if pool.owner == os.getpid()]
+    begun = []
+    with interrupts.deferred(), contextlib.ExitStack() as locks:
+        for pool in mine:
+            pool.closing = True
+            if next(pool.closers) == 0:
+                os.eventfd_write(pool.wake, 1)  # wakes whoever waits with the lock in hand
+            locks.enter_context(pool.lock)  # who comes second waits for the first
+            if not pool.closed:
+                begun.append(pool)
+                pool._begin_to_close()
+        deadline = time.monotonic() + CLOSE_WITHIN
+        for pool in begun:
+            pool._finish_closing(deadline)
+    for pool in begun:
+        pool.dismiss_watch()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    global _exiting
+    _exiting = True
+    close_all(list(_pools))
 
 
 def sample_at(index: Any, position: int | None) -> Any:

@@ -35,6 +35,7 @@ from holdfast.engine.channel import Channel
 from holdfast.engine.exceptions import Failure, describe
 from holdfast.engine.faults import Faults
 from holdfast.engine.fetch import IterableFetcher, MapFetcher
+from holdfast.engine.lifeline import arm
 from holdfast.engine.pickling import find_unpicklable
 from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
@@ -90,11 +91,13 @@ class Equipment:
     arena: int
     blackboxes: int
     parent: int
+    lifeline: int
 
 
 def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Blueprint]) -> None:
     """The life of a worker. Returns when it is to exit with status 0."""
     _die_with(equipment.parent)
+    arm(equipment.lifeline)
     channel = Channel(socket.socket(fileno=equipment.channel))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -114,12 +117,14 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         blueprint = find_blueprint()
     except BaseException as error:
         _refuse(channel, describe(error, position=None, step="bootstrap"))
+        channel.close()
         return
     arena = Arena(equipment.arena, setup.held)
     try:
         _Worker(setup, blueprint, channel, recorder, arena, faults).work()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has closed the channel: it wants nothing more
+    channel.close()
     recorder.note(-1, -1, STOP)
     if faults:
         faults.strike("before-stop")

@@ -54,6 +54,7 @@ import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
 from typing import Any, ClassVar
 
 import numpy as np
@@ -299,6 +300,7 @@ class Arena:
         # Where the mapping begins in this process.
         self.base = int(np.ndarray(1, np.uint8, self._map).__array_interface__["data"][0])
         self._pid = os.getpid()
+        self._thread = get_ident()
         self._extents = Extents(self.capacity)
         self._reserved = bytearray(-(-self.capacity // CHUNK))
         self._reserved_chunks = 0
@@ -331,8 +333,10 @@ class Arena:
 
     def take(self, nbytes: int) -> Block | None:
         """Room for `nbytes`, or None if there is none, now or at all."""
-        if os.getpid() != self._pid:
-            return None  # a process forked off a worker must not write into the worker's batches
+        if os.getpid() != self._pid or get_ident() != self._thread:
+            # A process forked off the worker must not write into the worker's batches, and the
+            # books are not made for two threads. Both can do without.
+            return None
         self._recycle()
         offset = self._extents.allocate(nbytes)
         if offset is None:
@@ -491,6 +495,7 @@ class Window:
     def __init__(self, fd: int) -> None:
         self.capacity = os.fstat(fd).st_size
         self.released = Released()
+        self._pid = os.getpid()
         self._map: mmap.mmap | None = _mapping(fd, self.capacity)
 
     @property
@@ -553,14 +558,16 @@ class Window:
         if mapping is None:
             return
         alive = [(ref, ref()) for ref in self.released.leases.values()]
+        self.released.leases.clear()
+        self.released.clear()
+        self.released.nbytes = 0
+        if os.getpid() != self._pid:
+            return  # the pages are still our parent's
         spare = []
         for ref, array in alive:
             if array is not None:
                 spare.append((ref.offset, ref.nbytes))
                 _Orphan.adopt(array, ref, mapping)
-        self.released.leases.clear()
-        self.released.clear()
-        self.released.nbytes = 0
         for start, end in _outside(spare, self.capacity - self.capacity % PAGE):
             _give_back(mapping, start, end)
 

@@ -167,6 +167,10 @@ def _span_of_tensor(tensor: torch.Tensor, flags: int) -> _Span:
     if 0 in size:
         return (-id(tensor), 0, 0, code, size, tensor.stride(), tensor)
     key, address = tensor.untyped_storage()._cdata, tensor.data_ptr()
+    if not address:
+        if not tensor._is_zerotensor():
+            raise RuntimeError("a tensor whose storage was freed cannot be sent")
+        return _span_of_tensor(tensor.clone(), flags)
     if tensor.is_contiguous() and (1 not in size or tensor.stride() == _contiguous(size)):
         return (key, address, tensor.nbytes, code, size, None, tensor)
     stride = tensor.stride()

@@ -1,0 +1,48 @@
+"""Not now: signal handlers that wait until something has been finished.
+
+Python runs a signal's handler between any two instructions of the main thread, and Ctrl-C raises
+there. Half-way through starting or ending a pool that would leave processes nobody knows of; inside
+a fork it is even swallowed. Blocking signals in one thread does not help when there are others to
+take them, so the handlers themselves are put aside for the moment.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["deferred"]
+
+_NUMBERS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Python's signal handlers run after the block. In other threads they never run anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    handlers: dict[int, Any] = {}
+    try:
+        for number in _NUMBERS:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, lambda number, frame: caught.append(number))
+        yield
+    finally:
+        for which, handler in handlers.items():
+            signal.signal(which, handler)
+        for which in dict.fromkeys(caught):
+            signal.raise_signal(which)
