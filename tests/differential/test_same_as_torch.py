@@ -69,7 +69,8 @@ def test_iterable_without_workers_shows_what_torch_shows(plan: Plan) -> None:
 @examples(60)
 @example(Plan(dataset="Revealing", shuffle=True, epochs=3, persistent_workers=True))
 @example(Plan(dataset="Raising", size=13, batch_size=2, num_workers=3))
-@example(Plan(dataset="Revealing", sampler="eager permutation", generator=True, epochs=2))
+@example(Plan(dataset="Revealing", sampler="eager permutation", batch_size=None, epochs=2))
+@example(Plan(dataset="Revealing", batch_sampler="eager batches", batch_size=1, epochs=2))
 @example(Plan(dataset="Revealing", sampler="lazy draws", epochs=2, prefetch_factor=3))
 @example(Plan(dataset="LargeImages", size=9, batch_size=4, keep=True, epochs=2))
 def test_map_style_with_workers_shows_what_torch_shows(plan: Plan) -> None:

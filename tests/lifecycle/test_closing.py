@@ -95,14 +95,9 @@ def test_closing_twice_or_before_the_first_use_does_nothing() -> None:
     without_workers.close()
 
 
-AT_THE_END = (
-    "next() after the end raises LoaderClosed, not StopIteration: the pool is closed by then"
-)
-
-
 @pytest.mark.parametrize(
     "persistent",
-    [pytest.param(False, marks=pytest.mark.xfail(strict=True, reason=AT_THE_END)), True],
+    [False, True],
 )
 def test_next_after_the_end_of_the_epoch_is_the_end_again(persistent: bool) -> None:
     """As every Python iterator, and torch's."""
@@ -137,10 +132,6 @@ def test_closing_from_another_thread_wakes_a_waiting_next(gated: Gated) -> None:
     assert not children()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the first thread closes; the others return at once, while workers are alive",
-)
 def test_many_threads_may_close_at_the_same_time(gated: Gated) -> None:
     loader = DataLoader(gated, num_workers=2)
     iterator = iter(loader)
@@ -259,7 +250,6 @@ def test_a_loader_works_in_a_thread_that_is_not_the_main_one() -> None:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.xfail(strict=False, reason=AT_THE_END)  # if the slower thread comes back after the end
 def test_two_threads_may_share_one_iterator() -> None:
     with DataLoader(Numbers(200), num_workers=2) as loader:
         iterator = iter(loader)

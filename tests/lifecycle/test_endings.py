@@ -199,9 +199,6 @@ def test_the_interpreter_exits_within_two_seconds_with_live_workers(
     assert ended.seconds < WITHIN, ended
 
 
-@pytest.mark.xfail(
-    strict=True, reason="pools are closed one after the other at exit, a second or more each"
-)
 def test_several_loaders_with_hanging_workers_share_one_deadline_at_exit(stage: Stage) -> None:
     ended = stage.run(
         """
@@ -228,10 +225,6 @@ def test_several_loaders_with_hanging_workers_share_one_deadline_at_exit(stage: 
     assert ended.seconds < WITHIN, ended
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="LoaderClosed is raised in the daemon thread at exit, and threading prints it",
-)
 def test_exit_while_a_daemon_thread_waits_in_next_is_quick_and_silent(stage: Stage) -> None:
     """A prefetching thread, as many training loops have one."""
     ended = stage.run(
@@ -268,7 +261,6 @@ def test_os_exit_leaves_nobody_behind(stage: Stage) -> None:
     assert not ended.left
 
 
-@pytest.mark.xfail(strict=True, reason="a worker never closes the socket of its channel")
 @pytest.mark.parametrize(
     ("flags", "method"),
     [

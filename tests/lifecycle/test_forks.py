@@ -167,9 +167,6 @@ def test_a_loader_inside_a_worker_of_a_loader_works_and_leaves_nobody() -> None:
     assert not children()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the nursery inherits SIG_IGN for SIGCHLD, and its wait4 fails"
-)
 def test_a_trainer_that_ignores_sigchld_still_gets_its_workers_replaced(stage: Stage) -> None:
     """The kernel then reaps children by itself; some launchers leave it set for the programs they start."""
     ended = stage.run(
@@ -191,9 +188,6 @@ def test_a_trainer_that_ignores_sigchld_still_gets_its_workers_replaced(stage: S
     assert ended.values("incidents") == ["(0, 'SIGKILL')"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the trainer's SIGCHLD handler runs in the nursery and reaps its workers"
-)
 def test_a_trainer_that_waits_for_all_its_children_does_not_harm_the_loader(stage: Stage) -> None:
     """os.wait() in a SIGCHLD handler reaps the nursery, too."""
     ended = stage.run(

@@ -157,10 +157,6 @@ def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persist
     assert not ended.left
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="an interrupt inside Pool.__init__ or Pool.close leaves zombies and descriptors",
-)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
     stage: Stage, persistent: bool
@@ -219,10 +215,6 @@ def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
     assert not ended.left
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the handler raises in a callback of fork(), where Python prints and forgets it",
-)
 def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost(stage: Stage) -> None:
     """Python drops what a signal handler raises in a callback of fork(). Masking the signal in the thread that forks
     does not help where there are others, as the watch of another loader: the kernel gives it to one of them."""

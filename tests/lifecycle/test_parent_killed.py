@@ -130,9 +130,6 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
     assert_nobody_survives_a_kill(trainer, at_least=0)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="only the nursery notices the trainer's death, and it is stopped"
-)
 def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: Stage) -> None:
     trainer = stage.start(
         f"""
@@ -203,9 +200,6 @@ def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(
     assert_nobody_survives_a_kill(trainer, at_least=4)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a spawned nursery watches its trainer only after it has imported torch"
-)
 def test_a_nursery_that_is_still_starting_does_not_outlive_a_killed_trainer(stage: Stage) -> None:
     """Under spawn it imports torch first, for seconds."""
     trainer = stage.start_fresh(

@@ -72,6 +72,14 @@ class BatchesOfAnySize(Sampler[list[int]]):
             start = stop
 
 
+class EagerBatches(BatchesOfAnySize):
+    """Batches of two in an order that is drawn in `__iter__` itself."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self.size).tolist()
+        return iter([order[start : start + 2] for start in range(0, self.size, 2)])
+
+
 SAMPLERS: dict[str, Callable[[int, torch.Generator | None], Any]] = {
     "range": lambda size, generator: range(size - 1, -1, -1),
     "list": lambda size, generator: list(range(0, size, 2)),
@@ -99,6 +107,7 @@ BATCH_SAMPLERS: dict[str, Callable[[int, torch.Generator | None], Any]] = {
         RandomSampler(Numbers(size), generator=generator), 2, drop_last=False
     ),
     "drop last": lambda size, generator: BatchSampler(EagerPermutation(size), 3, drop_last=True),
+    "eager batches": lambda size, generator: EagerBatches(size),
     "any size": lambda size, generator: BatchesOfAnySize(size),
     "an empty batch": lambda size, generator: [[0], [], [size - 1]],
 }

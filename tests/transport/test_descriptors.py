@@ -78,11 +78,6 @@ def _first(batch: Any) -> int:
     return int(batch["a"].reshape(-1)[0])
 
 
-@pytest.mark.xfail(
-    sys.version_info < (3, 13),
-    strict=True,
-    reason="mmap holds a descriptor of its own before Python 3.13, and a kept batch holds the mmap",
-)
 def test_one_batch_kept_of_each_epoch_costs_no_descriptors() -> None:
     """A running sample of the data, say: its loader's memory file must not stay open for it."""
 

@@ -173,11 +173,6 @@ def test_sixteen_workers_and_kept_batches_need_fewer_than_256_descriptors(stage:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    sys.version_info < (3, 13),
-    strict=True,
-    reason="mmap holds a descriptor of its own before Python 3.13, and a kept batch holds the mmap",
-)
 def test_epochs_of_which_batches_are_kept_get_along_with_256_descriptors(stage: Stage) -> None:
     ended = stage.run(
         """

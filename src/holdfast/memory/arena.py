@@ -44,12 +44,11 @@ Once main has let go of a batch, its bytes change in that child too.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import resource
-import sys
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
@@ -75,6 +74,7 @@ RESERVE_STEP = 4 << 20
 """One ``posix_fallocate`` call. tmpfs undoes a call that a signal interrupts: with a profiler's
 timer running, one call for a whole gigabyte would start again for ever."""
 SMALLEST = 64 << 20
+LAST_RESORT = 1 << 20  # under a tight RLIMIT_FSIZE: what does not fit travels in the message
 LARGEST = 256 << 30
 """Address space has a limit too (128 TiB, for all workers of all loaders)."""
 SLACK = 16 << 20
@@ -229,12 +229,12 @@ def create(name: str, capacity: int | None = None) -> int:
     Where limits forbid the size (RLIMIT_FSIZE, RLIMIT_AS) it is halved until it fits.
     """
     capacity = _up(capacity or default_capacity(), PAGE)
-    smallest = min(capacity, SMALLEST)
+    smallest = min(capacity, LAST_RESORT)
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     while True:
         try:
             os.ftruncate(fd, capacity)
-            _mapping(fd, capacity)
+            Mapping(fd, capacity)
             return fd
         except OSError:
             if capacity <= smallest:
@@ -243,20 +243,49 @@ def create(name: str, capacity: int | None = None) -> int:
             capacity = max(_up(capacity // 2, PAGE), smallest)
 
 
-def _mapping(fd: int, capacity: int) -> mmap.mmap:
-    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    mapping = mmap.mmap(fd, capacity, **options)
-    # A core dump would read, and so allocate, every page of the hole that the file mostly is.
-    with contextlib.suppress(OSError):
-        mapping.madvise(mmap.MADV_DONTDUMP)
-    return mapping
+class Mapping:
+    """A file's memory, shared with whoever else maps it.
+
+    Python's own `mmap` keeps a descriptor of the file open (before 3.13, always), so that every
+    batch somebody keeps of a loader that is gone would cost one.
+    """
+
+    __slots__ = ("address", "buffer", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self.address: int = address
+        self.size = size
+        self.buffer: Any = (ctypes.c_ubyte * size).from_address(address)
+        # Arrays and tensors hold the buffer, not this object.
+        weakref.finalize(self.buffer, _libc.munmap, address, size).atexit = False
+        # A core dump would read, and so allocate, every page of the hole that the file mostly is.
+        _libc.madvise(address, size, mmap.MADV_DONTDUMP)
+
+    def give_back(self, start: int, end: int) -> None:
+        """Return whole pages to the system: they read as zero afterwards, in every process.
+
+        A kernel that cannot (it says so, and nothing is lost) keeps them until the file goes.
+        """
+        if end > start:
+            _libc.madvise(self.address + start, end - start, mmap.MADV_REMOVE)
 
 
-def _give_back(mapping: mmap.mmap, start: int, end: int) -> None:
-    """Return whole pages to the system: they read as zero afterwards, in every process."""
-    if end > start:
-        with contextlib.suppress(OSError, ValueError):
-            mapping.madvise(mmap.MADV_REMOVE, start, end - start)
+def _new_libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = (address, size, number, number, number, ctypes.c_int64)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = (address, size)
+    libc.madvise.argtypes = (address, size, number)
+    return libc
+
+
+_libc = _new_libc()
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def _outside(blocks: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
@@ -296,9 +325,9 @@ class Arena:
         self.capacity = status.st_size
         self._fd = os.dup(fd)
         weakref.finalize(self, os.close, self._fd)
-        self._map = _mapping(fd, self.capacity)
+        self._map = Mapping(fd, self.capacity)
         # Where the mapping begins in this process.
-        self.base = int(np.ndarray(1, np.uint8, self._map).__array_interface__["data"][0])
+        self.base = self._map.address
         self._pid = os.getpid()
         self._thread = get_ident()
         self._extents = Extents(self.capacity)
@@ -318,7 +347,7 @@ class Arena:
         if status.st_blocks:
             # What the predecessor left half made may be gigabytes, and may be what it died of.
             for start, end in _outside(held, self.capacity):
-                _give_back(self._map, start, end)
+                self._map.give_back(start, end)
 
     @property
     def in_use(self) -> int:
@@ -346,7 +375,7 @@ class Arena:
             return None
         if self._extents.in_use > self._peak:
             self._peak = self._extents.in_use
-        array: Bytes = np.ndarray(nbytes, np.uint8, self._map, offset)
+        array: Bytes = np.ndarray(nbytes, np.uint8, self._map.buffer, offset)
         view = _Ref(array, self._gone.append)
         view.offset = offset
         view.nbytes = nbytes
@@ -444,7 +473,7 @@ class Arena:
     def _give_back_chunks(self, start: int, end: int) -> None:
         first, last = -(-start // CHUNK), end // CHUNK
         if last > first:
-            _give_back(self._map, first * CHUNK, last * CHUNK)
+            self._map.give_back(first * CHUNK, last * CHUNK)
             self._reserved_chunks -= self._reserved.count(1, first, last)
             self._reserved[first:last] = bytes(last - first)
 
@@ -496,7 +525,7 @@ class Window:
         self.capacity = os.fstat(fd).st_size
         self.released = Released()
         self._pid = os.getpid()
-        self._map: mmap.mmap | None = _mapping(fd, self.capacity)
+        self._map: Mapping | None = Mapping(fd, self.capacity)
 
     @property
     def held_bytes(self) -> int:
@@ -514,7 +543,7 @@ class Window:
             raise ValueError("the window is closed")
         if offset in self.released.leases:
             raise ValueError(f"the block at {offset} is already lent out")
-        array: Bytes = np.ndarray(nbytes, np.uint8, self._map, offset)
+        array: Bytes = np.ndarray(nbytes, np.uint8, self._map.buffer, offset)
         ref = _Ref(array, self.released.append)
         ref.offset = offset
         ref.nbytes = nbytes
@@ -569,7 +598,7 @@ class Window:
                 spare.append((ref.offset, ref.nbytes))
                 _Orphan.adopt(array, ref, mapping)
         for start, end in _outside(spare, self.capacity - self.capacity % PAGE):
-            _give_back(mapping, start, end)
+            mapping.give_back(start, end)
 
 
 class _Orphan(weakref.ref[Bytes]):
@@ -578,12 +607,12 @@ class _Orphan(weakref.ref[Bytes]):
     __slots__ = ("end", "mapping", "pid", "start")
     start: int
     end: int
-    mapping: mmap.mmap
+    mapping: Mapping
     pid: int
     all: ClassVar[dict[int, _Orphan]] = {}
 
     @classmethod
-    def adopt(cls, array: Bytes, ref: _Ref, mapping: mmap.mmap) -> None:
+    def adopt(cls, array: Bytes, ref: _Ref, mapping: Mapping) -> None:
         orphan = cls(array, _bury)
         orphan.start = _up(ref.offset, PAGE)
         orphan.end = (ref.offset + ref.nbytes) // PAGE * PAGE
@@ -596,9 +625,8 @@ def _bury(
     orphan: weakref.ref[Bytes],
     all_orphans: dict[int, _Orphan] = _Orphan.all,
     getpid: Callable[[], int] = os.getpid,
-    give_back: Callable[[mmap.mmap, int, int], None] = _give_back,
 ) -> None:
     # Default arguments, because this may run while the interpreter takes its modules apart.
     known = all_orphans.pop(id(orphan), None)
     if known is not None and getpid() == known.pid:
-        give_back(known.mapping, known.start, known.end)
+        known.mapping.give_back(known.start, known.end)
