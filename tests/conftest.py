@@ -133,8 +133,9 @@ def _is_zombie_of_a_stranger(process: psutil.Process, me: psutil.Process) -> boo
 
 
 def _shm_names() -> set[str]:
+    """Names of shared memory. Semaphores (`sem.…`) are multiprocessing's, under stock torch."""
     try:
-        return set(os.listdir(SHM))
+        return {name for name in os.listdir(SHM) if not name.startswith("sem.")}
     except OSError:
         return set()
 

@@ -39,7 +39,7 @@ class Phase:
 
 
 _PHASES = (
-    Phase("before-setup", POINT, ("start-up",), starting=True),
+    Phase("before-setup", POINT, ("boot",), starting=True),
     Phase("after-setup", POINT, ("start-up",), starting=True),
     Phase("before-ready", POINT, ("start-up",), starting=True),
     Phase("after-ready", POINT, ("idle",)),
@@ -54,7 +54,7 @@ _PHASES = (
     Phase("before-resume", POINT, ("idle",), between_epochs=True),
     Phase("after-resume", POINT, ("send", "idle"), between_epochs=True),
     Phase("before-stop", POINT),
-    Phase("load", OWN, ("start-up",), starting=True),
+    Phase("load", OWN, ("boot",), starting=True),
     Phase("init", OWN, ("start-up",), starting=True),
     Phase("sample", OWN, ("fetch",), "sample"),
     Phase("collate", OWN, ("collate",), "batch"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.causes import CAUSES, STALLS
+from tests.faults.causes import CAUSES
 from tests.faults.datasets import KINDS
 from tests.faults.pairwise import cover
 from tests.faults.scenario import check, perform
@@ -67,10 +67,7 @@ CASES = _rows() + _others()
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_pair(case: Case, tmp_path: Path) -> None:
-    options: dict[str, Any] = {}
-    if case.breaks.verdict == STALLS and case.method != "fork":
-        options["stall_timeout"] = 6.0  # starting a spawned worker takes seconds here
-    check(case, perform(case, tmp_path, **options))
+    check(case, perform(case, tmp_path))
 
 
 def test_the_cover_is_complete() -> None:

@@ -146,7 +146,7 @@ def blow(
                 **now.arguments(),
                 multiprocessing_context=None if now.method == "fork" else now.method,
                 max_restarts=None,
-                stall_timeout=0.5 if now.method == "fork" else 6.0,
+                stall_timeout=0.5 if now.method == "fork" else 2.0,
             )
 
         def interfere(
