@@ -138,6 +138,8 @@ def _run(
             history.finished.append(_epoch(iterator, epoch, events, history, interfere))
             if interfere is not None:
                 interfere(iterator, epoch, -1)
+            if stock and epoch + 1 == epochs:
+                iterator._shutdown_workers()  # left to gc, it would wait 5 s for each of them
             if not stock:
                 if Surroundings.handlers_now() != before.handlers:
                     history.left.append("a signal handler while iterating")

@@ -182,7 +182,7 @@ def small(dice: random.Random) -> Weather:
         workers=2,
         persistent=dice.random() < 0.5,
         payload=dice.choice([0, 200_000]),
-        batches=dice.choice([100, 300]),
+        batches=dice.choice([40, 100]),
         thread=dice.choice(["main", "other"]),
     )
 

@@ -12,6 +12,7 @@ from tests.faults.table import ROWS, Case
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60, method="thread")]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize(("case", "outcome"), ROWS, ids=[str(case) for case, _ in ROWS])
 def test_row(case: Case, outcome: str, tmp_path: Path) -> None:
     assert case.possible

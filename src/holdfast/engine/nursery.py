@@ -37,6 +37,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from holdfast.engine.lifeline import ARM, arm
+from holdfast.memory import codec
 
 __all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
 
@@ -430,10 +431,10 @@ def spawn_payload(blueprint: Any, start_method: str) -> Payload:
         tracker = popen.duplicate_for_child(resource_tracker.getfd())
         with open(fd, "wb", closefd=False) as file:
             pickle.dump((list(sys.path), tracker), file)
-            for part in (preparation, blueprint):
-                pickled = ForkingPickler.dumps(part, 5)
-                file.write(_LENGTH.pack(len(pickled)))
-                file.write(pickled)
+            pickled = ForkingPickler.dumps(preparation, 5)
+            file.write(_LENGTH.pack(len(pickled)))
+            file.write(pickled)
+            file.write(codec.encode_for_start(blueprint))
     except BaseException:
         Payload(fd, tuple(popen.fds)).close()
         raise
@@ -477,7 +478,8 @@ def serve_spawned(
                 size = _LENGTH.unpack_from(view, at)[0]
                 start = at + _LENGTH.size
                 spawn.prepare(pickle.loads(view[start : start + size]))
-                return pickle.loads(view[start + size + _LENGTH.size :])
+                with view[start + size :] as frame:
+                    return codec.decode(frame, None)
         finally:
             del process._inheriting
             process.name = name

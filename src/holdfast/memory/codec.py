@@ -38,7 +38,7 @@ from torch.utils.hooks import warn_if_has_hooks
 
 from .arena import Arena, Block, Bytes, Window
 
-__all__ = ["AS_NUMPY", "SMALL", "Parcel", "decode", "encode", "receive"]
+__all__ = ["AS_NUMPY", "SMALL", "Parcel", "decode", "encode", "encode_for_start", "receive"]
 
 SMALL = 16 << 10
 """Spans below this travel in the frame (up to this much in all); larger ones get a block each."""
@@ -146,6 +146,16 @@ class _Pickler(pickle.Pickler):
         layout = (dtype, "C" if flags.c_contiguous else "F")
         self.spans.append(_span_of_array(array, _ARRAY, array.shape, layout))
         return _taken_out, (_MARK,)
+
+
+class _StartPickler(_Pickler):
+    """For a dataset on its way to new processes."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, (torch.Tensor, torch.UntypedStorage)) and thing.is_shared():
+            reducer = _REGISTERED.get(type(thing))
+            return NotImplemented if reducer is None else reducer(thing)
+        return super().reducer_override(thing)
 
 
 def _is_unusual(tensor: torch.Tensor) -> bool:
@@ -431,7 +441,21 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
     """The batch as a frame. Blocks it refers to are published; if pickling fails, none is."""
     spans: list[_Span] = []
     outline = _outline(batch, spans)
-    pickled = _pickle(batch, spans) if outline is None else b""
+    pickled = _pickle(batch, spans, _Pickler) if outline is None else b""
+    return _frame(spans, outline, pickled, arena)
+
+
+def encode_for_start(value: Any) -> bytes:
+    """As a frame for processes that are being started, all in the frame itself.
+
+    Tensors that are in shared memory by the user's wish stay shared, as multiprocessing's spawn
+    does it; all others arrive as copies, and nothing is put into ``/dev/shm`` for them.
+    """
+    spans: list[_Span] = []
+    return _frame(spans, None, _pickle(value, spans, _StartPickler), None)
+
+
+def _frame(spans: list[_Span], outline: Any, pickled: bytes, arena: Arena | None) -> bytes:
     if not spans and (arena is None or len(pickled) <= SMALL):
         return _HEADER.pack(0, len(pickled), 0) + pickled
     room = _Room(arena)
@@ -450,9 +474,9 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
     return frame
 
 
-def _pickle(batch: Any, spans: list[_Span]) -> bytes:
+def _pickle(batch: Any, spans: list[_Span], kind: type[_Pickler]) -> bytes:
     stream = io.BytesIO()
-    pickler = _Pickler(stream, 5, buffer_callback=partial(_beside_the_stream, spans))
+    pickler = kind(stream, 5, buffer_callback=partial(_beside_the_stream, spans))
     pickler.spans = spans
     pickler.dump(batch)
     return stream.getvalue()
