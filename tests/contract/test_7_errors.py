@@ -11,6 +11,7 @@ import pickle
 import re
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -580,6 +581,20 @@ def test_an_unpicklable_dataset_is_no_problem_under_fork(loader_class: Loader) -
             Unpicklable(3), batch_size=None, num_workers=2, multiprocessing_context="fork"
         )
         assert list(loader) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_dataset_that_the_worker_cannot_import_is_named(
+    holdfast_class: Loader, monkeypatch: pytest.MonkeyPatch, context: str
+) -> None:
+    """As in a notebook: the class exists in the trainer only. torch: "exited unexpectedly"."""
+    module = types.ModuleType("only_in_the_trainer")
+    module.Made = type("Made", (Numbers,), {"__module__": module.__name__})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    loader = holdfast_class(module.Made(4), num_workers=2, multiprocessing_context=context)  # type: ignore[attr-defined]
+    error = error_of(lambda: next(iter(loader)))
+    assert isinstance(error, RuntimeError)
+    assert "No module named 'only_in_the_trainer'" in str(error), str(error)
 
 
 UNGUARDED = """

@@ -108,9 +108,8 @@ class History(RuleBasedStateMachine):
         if worker >= self.machine.workers or worker in self.frozen:
             return
         generation = self.generations[worker]
-        if not self.machine.ready(worker) and not self.outboxes[worker]:
-            if self.machine.alive(worker):
-                self.machine.handle(m.WorkerReady(worker, generation))
+        if self.machine.alive(worker) and not self.machine.ready(worker):
+            self.machine.handle(m.WorkerReady(worker, generation))
         for _ in range(min(items, len(self.inboxes[worker]))):
             item = self.inboxes[worker].popleft()
             if isinstance(item, m.Task):
@@ -286,10 +285,12 @@ def test_more_deaths_than_allowed_end_it_after_the_finished_batches_are_delivere
     machine.handle(m.BatchReady(0, 1, 0, "zero"))
     assert machine.handle(m.WorkerDied(0, 1, m.Death(2.0))) == []
     first = machine.take()
-    assert isinstance(first, m.Delivery) and first.result == "zero"
+    assert isinstance(first, m.Delivery)
+    assert first.result == "zero"
     failure = machine.take()
     assert isinstance(failure, m.GaveUp)
-    assert failure.reason == "restart-limit" and len(failure.deaths) == 2
+    assert failure.reason == "restart-limit"
+    assert len(failure.deaths) == 2
 
 
 def test_deaths_that_are_far_apart_do_not_add_up() -> None:
@@ -311,7 +312,8 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
         assert machine.handle(m.WorkerDied(0, generation, m.Death(0.0)))
     assert machine.handle(m.WorkerDied(0, m.FAILED_STARTS - 1, m.Death(0.0))) == []
     failure = machine.take()
-    assert isinstance(failure, m.GaveUp) and failure.reason == "cannot-start"
+    assert isinstance(failure, m.GaveUp)
+    assert failure.reason == "cannot-start"
 
 
 @pytest.mark.parametrize(("outside", "needed"), [(False, 2), (True, 3)])
@@ -329,7 +331,8 @@ def test_a_sample_that_kills_in_a_row_is_named_and_the_rest_goes_on(
     delivery = machine.take()
     assert isinstance(delivery, m.Delivery)
     assert isinstance(delivery.result, m.Poisoned)
-    assert delivery.result.position == 3 and len(delivery.result.deaths) == needed
+    assert delivery.result.position == 3
+    assert len(delivery.result.deaths) == needed
 
 
 def test_different_samples_are_not_blamed_for_each_other() -> None:
@@ -395,6 +398,7 @@ def test_a_replica_cannot_go_past_a_sample_that_kills() -> None:
         actions = machine.handle(m.WorkerDied(0, generation, m.Death(0.0, (0, 0))))
     assert actions == []
     delivery = machine.take()
-    assert isinstance(delivery, m.Delivery) and isinstance(delivery.result, m.Poisoned)
+    assert isinstance(delivery, m.Delivery)
+    assert isinstance(delivery.result, m.Poisoned)
     fill(machine, [None] * 2)
     assert machine.take() is m.END

@@ -1,0 +1,129 @@
+"""What a killed process leaves in its black box."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from holdfast.autopsy.blackbox import COLLATE, FETCH, BlackBoxes, Note, Recorder
+from holdfast.autopsy.incident import Incident, describe_status
+from holdfast.autopsy.stack import tidy
+
+
+def test_the_last_note_survives_a_kill() -> None:
+    boxes = BlackBoxes(3)
+    child = os.fork()
+    if child == 0:
+        recorder = Recorder(boxes.fd, 3, 1)
+        recorder.note(7, 2, FETCH)
+        recorder.note(7, -1, COLLATE)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    note = boxes.note(1)
+    assert (note.task, note.position, note.step) == (7, None, "collate")
+    assert boxes.note(0).step == boxes.note(2).step == "boot"
+    boxes.close()
+
+
+def test_of_two_random_states_the_one_that_fits_is_found_and_half_a_state_never() -> None:
+    boxes = BlackBoxes(2)
+    recorder = Recorder(boxes.fd, 2, 1)
+    for number in range(1, 6):
+        recorder.slot_for(number)[:] = number
+        recorder.commit(number)
+        assert recorder.holds(number)
+    assert boxes.random_state(1, 3) is None  # its place was taken by 5
+    for number in (4, 5):
+        found = boxes.random_state(1, number)
+        assert found is not None
+        assert set(found) == {number}
+    recorder.slot_for(6)[:100] = 6  # killed half-way through
+    assert boxes.random_state(1, 6) is None
+    found = boxes.random_state(1, 5)
+    assert found is not None
+    assert set(found) == {5}
+    assert boxes.random_state(0, 0) is None
+    boxes.close()
+
+
+def test_a_dump_is_taken_once_and_does_not_run_into_the_neighbours() -> None:
+    boxes = BlackBoxes(2)
+    recorders = [Recorder(boxes.fd, 2, worker) for worker in range(2)]
+    os.write(recorders[0].dump_fd, b"zero " * 50_000)
+    os.write(recorders[1].dump_fd, b"one")
+    assert boxes.take_dump(0) == "zero " * 50_000
+    assert boxes.take_dump(0) == ""
+    assert boxes.take_dump(1) == "one"
+    boxes.close()
+
+
+def test_a_note_takes_little_more_than_a_store() -> None:
+    """Not a timing: the note must not allocate, format or call the system."""
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    code = recorder.note.__code__
+    assert set(code.co_names) <= {"_NOTE", "pack_into", "_memory", "_at", "monotonic"}
+    recorder.note(1, 2, FETCH)
+    assert isinstance(boxes.note(0), Note)
+    boxes.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (0, ("exited", None, 0)),
+        (3 << 8, ("exited", None, 3)),
+        (9, ("killed", "SIGKILL", -9)),
+        (11, ("crashed", "SIGSEGV", -11)),
+        (11 | 0x80, ("crashed", "SIGSEGV", -11)),
+        (40, ("crashed", "signal 40", -40)),
+        (None, ("killed", None, None)),
+    ],
+)
+def test_a_wait_status_in_words(status: int | None, expected: tuple[object, ...]) -> None:
+    assert describe_status(status) == expected
+
+
+def test_a_stack_is_cut_down_to_what_the_user_wrote() -> None:
+    dump = (
+        "Fatal Python error: Aborted\n\n"
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/data/reader.py", line 3 in wait\n'
+        '  File "/usr/lib/threading.py", line 9 in run\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/data/set.py", line 5 in __getitem__\n'
+        '  File "/site/holdfast/engine/fetch.py", line 1 in fetch\n'
+        '  File "/home/train.py", line 1 in <module>\n\n'
+        "Extension modules: numpy\n"
+    )
+    kept = tidy(dump, "/site/holdfast/")
+    assert "reader.py" in kept
+    assert "threading.py" in kept
+    assert "set.py" in kept
+    assert "holdfast" not in kept
+    assert "train.py" not in kept
+    assert "Extension" not in kept
+
+
+def test_an_incident_reads_as_a_sentence() -> None:
+    incident = Incident(
+        cause="crashed",
+        worker_id=3,
+        pid=812,
+        signal="SIGSEGV",
+        exitcode=-11,
+        batch=57,
+        sample=np.int64(18233).item(),
+        position=4,
+        step="fetch",
+        stack="",
+        action="replaced, nothing lost",
+        time=0.0,
+    )
+    assert str(incident) == (
+        "worker 3 (pid 812) crashed with a segmentation fault (SIGSEGV) while loading sample 18233 "
+        "(position 4 of batch 57); replaced, nothing lost"
+    )

@@ -1,0 +1,49 @@
+"""Options: what is taken, and what a mistake is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast import DataLoader
+from holdfast.engine.machine import RestartPolicy
+from holdfast.options import parse
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("auto", RestartPolicy(20, 60.0)),
+        (None, RestartPolicy(None, 60.0)),
+        (0, RestartPolicy(0, 60.0)),
+        (7, RestartPolicy(7, 60.0)),
+        ((3, 10), RestartPolicy(3, 10.0)),
+        ([3, 0.5], RestartPolicy(3, 0.5)),
+    ],
+)
+def test_max_restarts(given: Any, meant: RestartPolicy) -> None:
+    assert parse(max_restarts=given, stall_timeout=1, num_workers=4).restarts == meant
+
+
+@pytest.mark.parametrize("given", ["5", 1.5, True, (1,), (1, 2, 3), (1, "a"), (-1, 5), -1, (1, 0)])
+def test_a_wrong_max_restarts_is_named_with_its_value_and_what_would_be_right(given: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        DataLoader([1], max_restarts=given)
+    assert f"max_restarts={given!r}" in str(caught.value)
+    assert "(20, 300)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [(5, 5.0), (0.5, 0.5), (None, None), (float("inf"), None)]
+)
+def test_stall_timeout(given: Any, meant: float | None) -> None:
+    assert parse(max_restarts=1, stall_timeout=given, num_workers=1).stall_timeout == meant
+
+
+@pytest.mark.parametrize("given", ["5", True, 0, -1, float("nan"), [1]])
+def test_a_wrong_stall_timeout_is_named_with_its_value_and_what_would_be_right(given: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        DataLoader([1], stall_timeout=given)
+    assert f"stall_timeout={given!r}" in str(caught.value)
+    assert "300" in str(caught.value)
