@@ -98,6 +98,11 @@ def overflow_the_stack_of_a_thread() -> None:
     thread.join()
 
 
+def close_all_descriptors() -> None:
+    """As libraries do that make a daemon of the process: our channel goes with the rest."""
+    os.closerange(3, 1024)
+
+
 # -- stalls -------------------------------------------------------------------------------
 
 
@@ -140,10 +145,15 @@ def _raise(error: type[BaseException], *args: Any) -> Callable[[], None]:
     return raise_it
 
 
+def _private_bytes() -> int:
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":", 1) for line in file)
+    return int(status["VmData"].split()[0]) * 1024
+
+
 def use_up_memory() -> None:
     """MemoryError, because private memory is limited; afterwards there is enough again."""
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    used = int(status["VmData"].split()[0]) * 1024
+    used = _private_bytes()
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20), before[1]))
     try:
@@ -154,8 +164,7 @@ def use_up_memory() -> None:
 
 def live_with_little_memory() -> None:
     """MemoryError, and the limit stays: the worker goes on with 64 MB."""
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    used = int(status["VmData"].split()[0]) * 1024
+    used = _private_bytes()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20), hard))
     bytearray(1 << 30)
@@ -255,7 +264,9 @@ _EVERY = (
     _fatal("SIGKILL", _signal("SIGKILL"), "SIGKILL", action="SIGKILL"),
     _fatal("SIGSEGV", _signal("SIGSEGV"), "SIGSEGV", action="SIGSEGV", stack="kill_oneself"),
     _fatal("segfault", read_address_zero, "SIGSEGV", stack="read_address_zero"),
-    _fatal("segfault in a thread", read_address_zero_in_a_thread, "SIGSEGV", stack="read_address_zero"),
+    _fatal(
+        "segfault in a thread", read_address_zero_in_a_thread, "SIGSEGV", stack="read_address_zero"
+    ),
     _fatal("SIGABRT", _signal("SIGABRT"), "SIGABRT", action="SIGABRT", stack="kill_oneself"),
     _fatal("abort()", os.abort, "SIGABRT", stack="Fatal Python error"),
     _fatal("SIGBUS", _signal("SIGBUS"), "SIGBUS", action="SIGBUS", stack="kill_oneself"),
@@ -266,6 +277,10 @@ _EVERY = (
     _fatal("stack overflow in a thread", overflow_the_stack_of_a_thread, "SIGSEGV", stack=""),
     _exits("os._exit(0)", 0),
     _exits("os._exit(3)", 3),
+    _fatal("SIGXCPU", _signal("SIGXCPU"), "SIGXCPU"),
+    _fatal("SIGALRM", _signal("SIGALRM"), "SIGALRM"),
+    _fatal("SIGRTMIN", _signal("SIGRTMIN"), "SIGRTMIN"),
+    Cause("all descriptors closed", close_all_descriptors, DIES, "exited", None, 1),
     _fatal("SIGKILL with a child left", leave_a_child_and_die, "SIGKILL"),
     _stalls("hang", sleep_for_ever, action="hang", stack="sleep_for_ever"),
     _stalls("hang in a lock", wait_for_a_lock, stack="wait_for_a_lock"),
@@ -274,13 +289,31 @@ _EVERY = (
     _stalls("hang with the GIL held", sleep_with_the_gil_held, stack="sleep_with_the_gil_held"),
     _stalls("SIGSTOP", _signal("SIGSTOP"), action="SIGSTOP", signal="SIGKILL", exitcode=-9),
     Cause("sys.exit", leave, RAISES, error=_UNUSUAL, says="SystemExit: 5"),
-    Cause("KeyboardInterrupt", _raise(KeyboardInterrupt), RAISES, error=_UNUSUAL, says="KeyboardInterrupt"),
+    Cause(
+        "KeyboardInterrupt",
+        _raise(KeyboardInterrupt),
+        RAISES,
+        error=_UNUSUAL,
+        says="KeyboardInterrupt",
+    ),
     Cause("GeneratorExit", _raise(GeneratorExit), RAISES, error=_UNUSUAL, says="GeneratorExit"),
     Cause("BaseException", _raise(Unheard, "of"), RAISES, error=_UNUSUAL, says="Unheard: of"),
-    Cause("StopIteration", _raise(StopIteration, 7), RAISES, error=holdfast.WorkerError, says="StopIteration: 7"),
+    Cause(
+        "StopIteration",
+        _raise(StopIteration, 7),
+        RAISES,
+        error=holdfast.WorkerError,
+        says="StopIteration: 7",
+    ),
     Cause("ValueError", _raise(ValueError, "one, two"), RAISES, error=ValueError, says="one, two"),
     Cause("MemoryError", use_up_memory, RAISES, error=MemoryError, says="use_up_memory"),
-    Cause("MemoryError for good", live_with_little_memory, RAISES, error=MemoryError, says="live_with_little_memory"),
+    Cause(
+        "MemoryError for good",
+        live_with_little_memory,
+        RAISES,
+        error=MemoryError,
+        says="live_with_little_memory",
+    ),
     Cause("OSError 24", use_up_descriptors_and_say_so, RAISES, error=OSError, says="[Errno 24]"),
     Cause("no descriptor free", use_up_descriptors, GOES_ON),
     Cause("thread left behind", leave_a_thread, GOES_ON),

@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import torch
-from holdfast import Incident, LoaderClosed, RestartLimitExceeded, WorkerStartError
 
+from holdfast import Incident, LoaderClosed, RestartLimitExceeded, WorkerStartError
 from tests.support.fingerprint import fingerprint
 from tests.support.processes import alive, descendants, eventually
 
@@ -218,6 +219,7 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> Surroundings:
+        resource_tracker.ensure_running()  # once for the whole interpreter, by Python itself
         subreaper = ctypes.c_int()
         _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
         return cls(
@@ -277,7 +279,7 @@ def _open_files() -> dict[str, str]:
 def _ours(name: str) -> bool:
     """Others work on this machine: only names that we, or our children, may have made."""
     made_by = re.match(r"torch_(\d+)_", name)
-    return made_by is not None and int(made_by[1]) == os.getpid() or "holdfast" in name
+    return (made_by is not None and int(made_by[1]) == os.getpid()) or "holdfast" in name
 
 
 def _command(pid: int) -> str:

@@ -57,6 +57,15 @@ def kill(*victims: int, number: int = signal.SIGKILL) -> None:
             os.close(handle)
 
 
+def kill_all(iterator: Any) -> None:
+    """All workers of an iterator that live."""
+    for pid in pids(iterator):
+        try:
+            kill(pid)
+        except ProcessLookupError:
+            pass  # it died a moment ago, and the loader has not noticed yet
+
+
 def kill_and_see_it_dead(*victims: int) -> None:
     kill(*victims)
     assert eventually(lambda: not any(alive(pid) for pid in victims))
@@ -80,7 +89,7 @@ def _parent(pid: int) -> int | None:
 
 @contextmanager
 def frozen() -> Iterator[Any]:
-    """Gives a function that freezes a process so that even SIGKILL does not end it, until thawed."""
+    """Gives a function that freezes a process: even SIGKILL does not end it, until thawed."""
     group = FREEZER / f"holdfast-test-{os.getpid()}"
     try:
         group.mkdir()

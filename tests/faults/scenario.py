@@ -7,10 +7,10 @@ import functools
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.utils.data
 
@@ -31,8 +31,8 @@ from tests.faults.checker import (
     play,
     seeded,
 )
-from tests.faults.outside import kill
 from tests.faults.datasets import NO_TRIGGER, Collate, Init, Recipe, Trigger
+from tests.faults.outside import kill
 from tests.faults.table import Case
 from tests.support.processes import alive, eventually
 
@@ -66,7 +66,7 @@ def epochs(case: Case) -> int:
     return 2 if case.persistent else 1
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _golden(case: Case, trigger: Trigger) -> History:
     def make() -> Any:
         seeded()
@@ -112,7 +112,6 @@ def trigger(case: Case, folder: Path) -> Trigger:
 @contextlib.contextmanager
 def surroundings(case: Case, folder: Path) -> Iterator[None]:
     """The environment of a row, and the end of grandchildren it leaves."""
-    resource_tracker.ensure_running()  # once for the whole interpreter; not of our making
     grandchildren = folder / "grandchildren"
     grandchildren.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -149,10 +148,12 @@ def perform(case: Case, folder: Path, **options: Any) -> History:
 def _from_outside(case: Case) -> Interfere:
     def strike(iterator: Any, epoch: int, number: int) -> None:
         between = case.phase == "between epochs"
-        if (epoch, number) != ((0, -1) if between else (0, 3)):
+        if (epoch, number) != ((0, -1) if between else (0, 1)):
             return
         if between:
             assert eventually(lambda: step(iterator, case.worker) == "idle")
+        else:
+            wait_until_started(iterator)
         number = signal.Signals[case.breaks.action or ""]
         kill(iterator._workers[case.worker].pid, number=number)
 
@@ -165,10 +166,23 @@ def step(iterator: Any, worker: int) -> str:
 
 
 def wait_until_started(iterator: Any) -> None:
-    """Until no worker is starting any more: three deaths there in a row are a verdict of their own."""
+    """Until no worker is starting any more: three deaths there in a row are a verdict."""
     workers = range(len(iterator._workers))
     starting = ("boot", "start-up")
     assert eventually(lambda: all(step(iterator, one) not in starting for one in workers))
+
+
+def wait_until_idle(iterator: Any) -> None:
+    """Until all workers have done all they were asked for, and sleep."""
+
+    def idle(number: int) -> bool:
+        try:
+            status = psutil.Process(iterator._workers[number].pid).status()
+        except psutil.NoSuchProcess:
+            return False
+        return status == psutil.STATUS_SLEEPING and step(iterator, number) == "idle"
+
+    assert eventually(lambda: all(idle(number) for number in range(len(iterator._workers))))
 
 
 # -- the verdict --------------------------------------------------------------------------
@@ -207,7 +221,8 @@ def _check_incident(case: Case, history: History, incident: Incident) -> None:
     if case.phase != "load":
         assert incident.worker_id == case.worker, incident
     if phase.starting or case.phase == "after-ready":
-        assert incident.pid is not None and not alive(incident.pid)
+        assert incident.pid is not None
+        assert not alive(incident.pid)
     else:
         assert incident.pid == history.first_pids[case.worker], incident
     iterable = case.dataset.iterable
@@ -221,9 +236,17 @@ def _check_incident(case: Case, history: History, incident: Incident) -> None:
         assert (incident.position, incident.sample) == (table.BATCH - 1, expected), incident
     else:
         assert (incident.position, incident.sample) == (None, None) or case.phase == "working"
-    if phase.by == table.OWN and cause.stack is not None and case.phase != "load":
+    if phase.by == table.OWN and cause.stack is not None and _leaves_a_stack(case):
         assert cause.stack in incident.stack if cause.stack else not incident.stack, incident.stack
     assert str(incident.pid) in str(incident)
+
+
+def _leaves_a_stack(case: Case) -> bool:
+    """Python gives the signal stack it needs after an overflow to one thread only, once.
+
+    With faulthandler on in the trainer (pytest does that) that is the trainer's main thread.
+    """
+    return not (case.cause == "stack overflow" and case.thread == "other")
 
 
 def _raised(case: Case, history: History) -> None:
@@ -301,7 +324,7 @@ def _limit(case: Case, history: History) -> None:
     assert len(history.incidents) == intensity + 1
     assert history.incidents[-1].action == "gave up"
     text = history.errors[0].text
-    assert str(intensity) in text and "max_restarts" in text
+    assert f"max_restarts allows ({intensity})" in text
     assert all(str(incident) in text for incident in history.incidents[-10:])
     _check_delivered_before(case, history)
 

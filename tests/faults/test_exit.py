@@ -70,7 +70,10 @@ def test_the_interpreter_exits_while_a_worker(state: str) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    ["all workers are stopped", *(pytest.param(n, marks=pytest.mark.slow) for n in list(OUTSIDE)[1:])],
+    [
+        "all workers are stopped",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in list(OUTSIDE)[1:]),
+    ],
 )
 def test_the_interpreter_exits_while(state: str) -> None:
     check(outside=OUTSIDE[state])

@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import holdfast
 from holdfast.engine.faults import POINTS
 from tests.faults import table
 from tests.faults.checker import Batch, play, seeded
-from tests.faults.outside import kill, kill_and_see_it_dead, pids
+from tests.faults.outside import kill, kill_and_see_it_dead, nursery, pids
 from tests.faults.scenario import (
     arguments,
     check,
@@ -155,12 +154,16 @@ def test_too_many_poisoned_samples_exceed_the_limit() -> None:
     with holdfast.DataLoader(Poisoned(60, poison), 3, num_workers=2, max_restarts=7) as loader:
         iterator = iter(loader)
         got = []
-        with pytest.raises(holdfast.RestartLimitExceeded):
+
+        def go_on() -> None:
             while True:
                 try:
                     got.append(next(iterator).tolist())
                 except holdfast.PoisonSample:
                     pass
+
+        with pytest.raises(holdfast.RestartLimitExceeded):
+            go_on()
         assert got == [[0, 1, 2], [3, 4, 5]]
         assert loader.stats()["restarts"] == 7
 
@@ -256,6 +259,31 @@ def test_a_dataset_that_kills_whoever_loads_it(method: str, cause: str, tmp_path
 def test_a_start_that_always_hangs_is_given_up(phase: str, tmp_path: Path) -> None:
     case = Case("hang", phase, always=True)
     check(case, perform(case, tmp_path, stall_timeout=0.7))
+
+
+@pytest.mark.slow
+def test_a_machine_that_cannot_fork_is_named() -> None:
+    """The nursery may have no more processes: the error says what fork said, and nothing hangs."""
+    case = Case("SIGKILL", "working")
+    group = Path("/sys/fs/cgroup/pids") / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no pids cgroup can be made here: {error}")
+    try:
+        with holdfast.DataLoader(**arguments(case)) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            wait_until_started(iterator)
+            (group / "pids.max").write_text("1")
+            (group / "cgroup.procs").write_text(str(nursery(iterator)))
+            kill(pids(iterator)[1])
+            with pytest.raises(holdfast.WorkerError, match="Resource temporarily unavailable"):
+                list(iterator)
+            assert loader.incidents[-1].action == "gave up"
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text().strip())
+        group.rmdir()
 
 
 def test_closing_wins_over_a_start_that_hangs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.faults.causes import CAUSES
 from tests.faults.datasets import KINDS
 from tests.faults.pairwise import cover
 from tests.faults.scenario import check, perform
-from tests.faults.table import PHASES, Case
+from tests.faults.table import PHASES, Case, marked
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(120, method="thread")]
 
@@ -65,7 +65,9 @@ CASES = _rows() + _others()
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=marked(case)) for case in CASES]
+)
 def test_pair(case: Case, tmp_path: Path) -> None:
     check(case, perform(case, tmp_path))
 

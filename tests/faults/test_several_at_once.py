@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.faults.checker import Batch, History, Interfere, check_conduct, check_stream, play, seeded
+from tests.faults.checker import (
+    Batch,
+    History,
+    Interfere,
+    check_conduct,
+    check_stream,
+    play,
+    seeded,
+)
 from tests.faults.outside import frozen, kill, kill_and_see_it_dead, nursery, pids
 from tests.faults.scenario import arguments, epochs, golden, surroundings, wait_until_started
 from tests.faults.table import Case
@@ -90,9 +98,7 @@ def test_all_workers_may_be_killed_after_the_last_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["map", "iterable", "iterable, state in iterator", large])
 @pytest.mark.parametrize("method", ["fork", spawned])
-def test_the_run_goes_on_when_the_nursery_is_killed(
-    method: str, kind: str, tmp_path: Path
-) -> None:
+def test_the_run_goes_on_when_the_nursery_is_killed(method: str, kind: str, tmp_path: Path) -> None:
     case = replace(MAP, method=method, kind=kind)
 
     def interfere(iterator: Any, epoch: int, number: int) -> None:

@@ -65,9 +65,7 @@ class Weather:
 def golden(weather: Weather) -> History:
     def make() -> Any:
         seeded()
-        return torch.utils.data.DataLoader(
-            **weather.arguments(), multiprocessing_context="fork"
-        )
+        return torch.utils.data.DataLoader(**weather.arguments(), multiprocessing_context="fork")
 
     return play(make, epochs=2 if weather.persistent else 1, stock=True)
 
@@ -76,9 +74,10 @@ def golden(weather: Weather) -> History:
 class Storm:
     """Strikes the workers of one iterator from a thread of its own.
 
-    A sample that ends two workers in a row by a crash is poisoned, and three deaths in a row before
-    a worker is ready are a failed start: both are right, and not what is tested here. So a worker
-    that was struck is left alone until it has answered something; SIGKILL may strike it twice.
+    A sample that ends two workers in a row by a crash is poisoned, three deaths in a row before a
+    worker is ready are a failed start, and one that is stopped while it boots has two minutes: all
+    are right, and not what is tested here. So a worker that was struck is left alone until it is
+    ready and has answered something; SIGKILL may strike it twice.
     """
 
     dice: random.Random
@@ -101,12 +100,14 @@ class Storm:
     def _blow(self, pool: Any) -> None:
         workers = pool.machine.workers
         waits_for: list[tuple[int, bool]] = [(-1, False)] * workers  # answers, may be struck again
-        while not self.done.wait(min(1.0, self.dice.expovariate(1 / self.pace))) and not pool.closed:
+        while (
+            not self.done.wait(min(1.0, self.dice.expovariate(1 / self.pace))) and not pool.closed
+        ):
             worker = self.dice.randrange(workers)
             number = self.dice.choice(SIGNALS)
             at_nursery = self.nursery_too and self.dice.random() < 0.05
             answered = pool.machine._seats[worker].answered
-            again = answered <= waits_for[worker][0]
+            again = answered <= waits_for[worker][0] or not pool.machine.ready(worker)
             if again and not (waits_for[worker][1] and number == signal.SIGKILL):
                 continue
             pid = pool._nursery.pid if at_nursery else pool._places[worker].pid
@@ -194,7 +195,7 @@ def any_fork(dice: random.Random) -> Weather:
         workers=dice.choice([1, 2, 4]),
         persistent=dice.random() < 0.5,
         payload=0 if KINDS[kind].large else dice.choice([0, 20_000, 200_000, 5_000_000]),
-        batches=40 if KINDS[kind].large else dice.choice([50, 200, 400]),
+        batches=40 if KINDS[kind].large else dice.choice([50, 100, 200]),
         thread=dice.choice(["main", "other"]),
     )
 
@@ -205,7 +206,7 @@ def any_spawned(dice: random.Random) -> Weather:
         workers=dice.choice([1, 2]),
         persistent=True,
         payload=dice.choice([0, 200_000]),
-        batches=2000,
+        batches=600,
         method=dice.choice(["spawn", "forkserver"]),
     )
 

@@ -94,8 +94,7 @@ def test_nothing_is_raised_outside_next() -> None:
         assert Surroundings.handlers_now() == before
         assert [one.action for one in loader.incidents] == ["replaced, nothing lost", "gave up"]
         with pytest.raises(holdfast.RestartLimitExceeded):
-            while True:
-                got.append(recorded_batch(next(iterator)))
+            got.extend(map(recorded_batch, iterator))
     assert got == golden(CASE).epochs[0][: len(got)]
 
 
@@ -172,7 +171,9 @@ GROW = "weights = np.ones(2 << 27)  # 2 GiB"
 
 
 @pytest.mark.parametrize(
-    "growth", ["after", pytest.param("before", marks=pytest.mark.slow)], ids=lambda when: f"grown {when}"
+    "growth",
+    ["after", pytest.param("before", marks=pytest.mark.slow)],
+    ids=lambda when: f"grown {when}",
 )
 def test_a_large_and_busy_trainer_gets_a_replacement_quickly(
     growth: str, record_property: Any, capsys: pytest.CaptureFixture[str]
@@ -190,7 +191,9 @@ def test_a_large_and_busy_trainer_gets_a_replacement_quickly(
     measured = [int(one) for one in ended.out.split("replacement")[1].split()]
     record_property("milliseconds to a live replacement", measured)
     with capsys.disabled():
-        print(f"\n[2 GiB trainer, grown {growth} the start: replacements alive after {measured} ms]")
+        print(
+            f"\n[2 GiB trainer, grown {growth} the start: replacements alive after {measured} ms]"
+        )
     assert max(measured) < 5000
     assert not ended.left
 

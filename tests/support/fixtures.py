@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support import processes
 from tests.support.loaders import Loader, holdfast_loader, loader_named
 
 
@@ -43,31 +38,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         if given.get("which") == "stock" and given.get("context") in ("spawn", "forkserver"):
             item.add_marker(pytest.mark.slow)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:
-        _FAILED.add(report.nodeid)
-
-
-_FAILED: set[str] = set()
-
-
-@pytest.fixture(autouse=True)
-def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Our descendants only, in place of tests/conftest.py's look at all of /dev/shm.
-
-    A name there does not tell whose it is: on a shared machine, other runs' semaphores would fail
-    our tests, and be deleted by them. A test that failed had no chance to clean up: one error is
-    enough, and what it left is killed for the sake of the next.
-    """
-    before = processes.descendants()
-    yield
-    try:
-        processes.expect_no_others_than(before)
-    except AssertionError:
-        for pid in processes.descendants() - before:
-            os.kill(pid, signal.SIGKILL)
-        if request.node.nodeid not in _FAILED:
-            raise

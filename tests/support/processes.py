@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -62,17 +61,9 @@ def nobody_left_behind(seconds: float = 20.0) -> Iterator[None]:
     """The block may start processes, but all of them must be gone soon after it."""
     before = descendants()
     yield
-    expect_no_others_than(before, seconds)
-
-
-def expect_no_others_than(before: set[int], seconds: float = 20.0) -> None:
-    if descendants() <= before:
-        return
-    gc.collect()  # an iterator may hang in a reference cycle, as after pytest.raises
     if not eventually(lambda: descendants() <= before, seconds):
-        names = {
-            pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants() - before
-        }
+        left = descendants() - before
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in left}
         raise AssertionError(f"processes left behind: {names}")
 
 

@@ -16,6 +16,7 @@ number of answers the parent has received is whole.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
@@ -103,6 +104,8 @@ class Recorder:
     def __init__(self, fd: int, workers: int, worker: int) -> None:
         self._memory = mmap.mmap(fd, workers * _REGION)
         self._at = worker * _REGION
+        # `note` for the loop over samples: task, position, step, time.
+        self.mark = functools.partial(_NOTE.pack_into, self._memory, self._at)
         whole: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         starts = [self._at + _SLOTS + slot * _SLOT for slot in range(2)]
         self._numbers = starts
@@ -112,7 +115,13 @@ class Recorder:
         os.lseek(self.dump_fd, workers * _REGION + worker * _DUMP, os.SEEK_SET)
 
     def note(self, task: int, position: int, step: int) -> None:
-        _NOTE.pack_into(self._memory, self._at, task, position, step, monotonic())
+        self.mark(task, position, step, monotonic())
+
+    @property
+    def position(self) -> int | None:
+        """The position of the last note: which sample it was that raised."""
+        position: int = _NOTE.unpack_from(self._memory, self._at)[1]
+        return None if position == _NOTHING else position
 
     def slot_for(self, number: int) -> NDArray[np.uint8]:
         """The slot to save random state `number` in; `commit` makes it valid."""

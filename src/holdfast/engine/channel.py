@@ -63,7 +63,7 @@ class Channel:
     def send(self, message: Buffer, between: Callable[[], None] | None = None) -> None:
         """Send a whole message, waiting as long as the other end does not read."""
         if len(message) <= PACKET:
-            self.sock.sendmsg((_LAST, message))
+            self.sock.send(b"".join((_LAST, message)))
             return
         packets = _packets(message)
         for number, packet in enumerate(packets):
@@ -89,7 +89,7 @@ class Channel:
             return
         if not self._outbox and len(message) <= PACKET:
             try:
-                self.sock.sendmsg((_LAST, message))
+                self.sock.send(b"".join((_LAST, message)))
                 return
             except BlockingIOError:
                 pass

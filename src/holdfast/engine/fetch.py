@@ -8,6 +8,7 @@ while they are in the cache, instead of being kept until the whole batch can be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, Protocol
 
 from torch.utils.data import default_collate
@@ -21,9 +22,8 @@ __all__ = ["Fetcher", "IterableFetcher", "MapFetcher"]
 
 
 class Fetcher(Protocol):
-    """Makes batches; `position` and `step` say where it was when it raised."""
+    """Makes batches; `step` says what it was doing when it raised."""
 
-    position: int | None
     step: str
 
     def fetch(self, task: int, index: Any) -> Any: ...
@@ -48,13 +48,12 @@ class _Base:
         self.recorder = recorder
         self.arena = arena if auto_collation and collate_fn is default_collate else None
         self.faults = faults
-        self.position: int | None = None
         self.step = "fetch"
 
     def _collate(self, task: int, data: Any) -> Any:
         if self.faults:
             self.faults.strike("after-fetch", task)
-        self.position, self.step = None, "collate"
+        self.step = "collate"
         self.recorder.note(task, -1, COLLATE)
         if self.faults:
             self.faults.strike("before-collate", task)
@@ -73,7 +72,7 @@ class _Base:
         return Placement(self.arena, size) if size > 0 else None
 
     def _begin(self, task: int) -> None:
-        self.position, self.step = None, "fetch"
+        self.step = "fetch"
         self.recorder.note(task, -1, FETCH)
         if self.faults:
             self.faults.strike("before-fetch", task)
@@ -85,7 +84,7 @@ class MapFetcher(_Base):
     def fetch(self, task: int, index: Any) -> Any:
         self._begin(task)
         if not self.auto_collation:
-            self._at(task, 0)
+            self.recorder.note(task, 0, FETCH)
             data = self.dataset[index]
         elif getattr(self.dataset, "__getitems__", None):
             data = self.dataset.__getitems__(index)
@@ -95,26 +94,20 @@ class MapFetcher(_Base):
 
     def _one_by_one(self, task: int, index: Any) -> list[Any]:
         data: list[Any] = []
-        dataset = self.dataset
-        note = self.recorder.note
+        mark, dataset = self.recorder.mark, self.dataset
+        keys = enumerate(index)
         placement = self._placement(index)
-        position = -1
-        if placement is None:
-            for position, key in enumerate(index):
-                self.position = position
-                note(task, position, FETCH)
-                data.append(dataset[key])
-        else:
+        if placement is not None:
             # No variable may hold a sample here: its memory is for the next one.
-            for position, key in enumerate(index):
-                self.position = position
-                note(task, position, FETCH)
+            for position, key in keys:
+                mark(task, position, FETCH, monotonic())
                 data.append(placement.place(dataset[key]))
+                if placement.useless:
+                    break
+        for position, key in keys:
+            mark(task, position, FETCH, monotonic())
+            data.append(dataset[key])
         return data
-
-    def _at(self, task: int, position: int) -> None:
-        self.position = position
-        self.recorder.note(task, position, FETCH)
 
 
 class IterableFetcher(_Base):
@@ -130,13 +123,11 @@ class IterableFetcher(_Base):
             raise StopIteration
         self._begin(task)
         if not self.auto_collation:
-            self.position = 0
             self.recorder.note(task, 0, FETCH)
             return self._collate(task, next(self.iterator))
         data = []
         placement = self._placement(index)
         for position, _ in enumerate(index):
-            self.position = position
             self.recorder.note(task, position, FETCH)
             try:
                 if placement is None:

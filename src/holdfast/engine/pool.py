@@ -43,6 +43,7 @@ from holdfast.engine.worker import (
     BATCH,
     ENDED,
     ERROR,
+    HEAD,
     READY,
     REFUSED,
     RESUMED,
@@ -65,6 +66,8 @@ CLOSE_WITHIN = 1.8  # seconds closing may take in all
 BOOT_ALLOWANCE = 120.0  # seconds to import torch and the main module, no matter how short a sample
 REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
 LONGEST_WAIT = 30.0  # seconds between two looks of the watch, at most
+
+_CONTENT = 1 + HEAD.size
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _exiting = False  # the interpreter is
@@ -349,7 +352,9 @@ class Pool:
             awaited = self.machine.awaited()
             if awaited is not None:
                 channel = self._places[awaited].channel
-                if channel is not None and self._hear(awaited, channel):
+                message = None if channel is None else channel.poll()
+                if message is not None:
+                    self._message(awaited, message)
                     return True
         except BaseException:
             self.close()
@@ -411,11 +416,11 @@ class Pool:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
             return
         else:
-            number = int.from_bytes(message[1:9], "little")
-            content = 13 + int.from_bytes(message[9:13], "little")
+            number, size = HEAD.unpack_from(message, 1)
+            content = _CONTENT + size
             if kind == BATCH:
-                if content > 13:
-                    place.dataset_state = message[13:content]
+                if size:
+                    place.dataset_state = message[_CONTENT:content]
                 parcel = codec.receive(memoryview(message)[content:], place.window)
                 event = m.BatchReady(worker, generation, number, parcel)
             elif kind == ERROR:

@@ -19,6 +19,7 @@ import os
 import pickle
 import signal
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ __all__ = ["Blueprint", "Equipment", "Setup", "run"]
 
 # Messages of a worker: one letter, then what belongs to it.
 READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X"
+
+HEAD = struct.Struct("<qI")  # of all but READY and REFUSED: task, size of the dataset's state
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -287,7 +290,7 @@ class _Worker:
         """The batch as it will be sent; None if it does not pickle, which is then the answer."""
         fetcher = self.fetcher
         assert fetcher is not None
-        fetcher.position, fetcher.step = None, "send"
+        fetcher.step = "send"
         self.recorder.note(number, -1, SEND)
         if self.faults:
             self.faults.strike("before-encode", number)
@@ -303,7 +306,7 @@ class _Worker:
     def _fail(self, number: int, error: BaseException) -> None:
         fetcher = self.fetcher
         assert fetcher is not None
-        failure = describe(error, position=fetcher.position, step=fetcher.step)
+        failure = describe(error, position=self.recorder.position, step=fetcher.step)
         self._answer(ERROR, number, pickle.dumps(failure))
 
     def _do_resume(self, seed: int | None) -> None:
@@ -328,8 +331,7 @@ class _Worker:
         self.answered += 1
         self._save_random_state(self.answered)
         state = self._dataset_state() if kind == BATCH else b""
-        head = b"%c%s%s" % (kind, number.to_bytes(8, "little"), len(state).to_bytes(4, "little"))
-        message = b"".join((head, state, content))
+        message = b"".join((kind, HEAD.pack(number, len(state)), state, content))
         self.recorder.note(number, -1, SEND)
         if self.faults:
             self.faults.strike("before-send", number)

@@ -74,6 +74,7 @@ _NUMPY_DTYPES = [AS_NUMPY.get(dtype) for dtype in _DTYPES]
 
 # What an entry of the table says in its first field: for a tensor its dtype and these two bits ...
 _REQUIRES_GRAD, _SHARED = 1, 2
+_BARE = "tensor"  # the outline of a batch that is one tensor
 # ... and a negative number for all else.
 _ARRAY, _STORAGE, _BUFFER = -1, -2, -3
 
@@ -488,8 +489,12 @@ def _outline(batch: Any, spans: list[_Span]) -> Any:
     For these pickle would be most of the cost. None for all other batches.
     """
     kind = type(batch)
-    if kind is list or kind is tuple:
-        outline: Any = kind is tuple
+    things: Any
+    outline: Any
+    if kind is torch.Tensor:
+        outline, things = _BARE, (batch,)
+    elif kind is list or kind is tuple:
+        outline = kind is tuple
         things = batch
     elif kind is dict:
         outline = list(batch)
@@ -586,6 +591,8 @@ class Parcel:
         objects = _objects(entries, shared, memories)
         if outline is None:
             return pickle.loads(stream, buffers=objects)
+        if outline == _BARE:
+            return next(objects)
         if isinstance(outline, bool):
             return tuple(objects) if outline else list(objects)
         return dict(zip(outline, objects, strict=True))

@@ -202,6 +202,11 @@ class Placement:
         self._row = 0
         self._plan: Any = None
 
+    @property
+    def useless(self) -> bool:
+        """Whether the first sample had nothing to place."""
+        return self._plan is None
+
     def place(self, sample: Any) -> Any:
         """The sample, with its large leaves replaced by their copies in the batch."""
         row = self._row
