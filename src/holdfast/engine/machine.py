@@ -88,7 +88,7 @@ class Resumption:
 Item = Task | Resumption
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """The next batch for the consumer; `result` is what the driver put into `BatchReady`."""
 
@@ -131,7 +131,7 @@ class WorkerReady:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchReady:
     worker: int
     generation: int
@@ -203,7 +203,7 @@ class Start:
     exhausted: bool  # whether its replica had ended
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatch:
     worker: int
     item: Item
@@ -438,15 +438,16 @@ class Machine:
 
     def _whose_turn(self) -> int | None:
         """torch's rule: the next worker in turn that can take a task."""
-        active = sum(not seat.ended for seat in self._seats)
         for _ in range(self.workers):
             worker = self._turn
-            self._turn = (self._turn + 1) % self.workers
-            if self._seats[worker].ended:
-                continue
-            if self.in_order or self._load[worker] < self.limit // active:
+            self._turn = (worker + 1) % self.workers
+            if not self._seats[worker].ended and (self.in_order or self._has_room(worker)):
                 return worker
         return None
+
+    def _has_room(self, worker: int) -> bool:
+        active = sum(not seat.ended for seat in self._seats)
+        return self._load[worker] < self.limit // active
 
     def _deliver(self, task: Task) -> Delivery:
         self._tasks.pop(task.number, None)

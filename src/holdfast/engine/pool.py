@@ -175,40 +175,67 @@ class Pool:
     ) -> m.Delivery | m.GaveUp | Refused | m._End:
         """The next delivery, in the order the machine decides."""
         self._check_owner()
+        machine = self.machine
         with self.lock:
-            if self.ended and self.closing:
-                return m.END  # and stays so, however often it is asked
-            self._check()
-            self._draw(draw)
-            deadline = time.monotonic() + timeout if timeout > 0 else None
-            waited = 0.0
-            while True:
-                taken = self.machine.take()
-                if taken is not None and not isinstance(taken, m.GaveUp):
-                    break
-                if self.refused is not None:
-                    return self.refused
-                if taken is not None:
-                    return taken
-                start = time.monotonic()
-                if self._pump(None if deadline is None else deadline - start):
-                    if deadline is not None:
-                        deadline = time.monotonic() + timeout
-                elif deadline is not None and time.monotonic() >= deadline:
-                    raise TimedOut
-                waited += time.monotonic() - start
+            if self.closing:
+                if self.ended:
+                    return m.END  # and stays so, however often it is asked
                 self._check()
-                self._draw(draw)  # a replica that ended leaves room for another task
-            if waited:
-                self.stats.waits += 1
-                self.stats.wait_seconds += waited
-            self.ended = taken is m.END
+            if machine.draws_due:
+                self._draw(draw)
+            taken: Any = machine.take()
+            if taken is None and self._hear_awaited():
+                taken = machine.take()
+            if taken is None or isinstance(taken, m.GaveUp):
+                taken = self._wait(draw, timeout)
             if isinstance(taken, m.Delivery):
                 self.stats.batches += 1
                 if isinstance(taken.result, codec.Parcel):
                     self.stats.bytes += taken.result.nbytes
                 self._draw(draw)
-            return taken
+            else:
+                self.ended = taken is m.END
+            return taken  # type: ignore[no-any-return]
+
+    def _wait(
+        self, draw: Callable[[], Any], timeout: float
+    ) -> m.Delivery | m.GaveUp | Refused | m._End:
+        """Wait for what the consumer is to get."""
+        began = now = time.monotonic()
+        deadline = began + timeout if timeout > 0 else None
+        while True:
+            taken = self.machine.take()
+            if taken is not None and not isinstance(taken, m.GaveUp):
+                break
+            if self.refused is not None:
+                return self.refused
+            if taken is not None:
+                return taken
+            if self._pump(None if deadline is None else deadline - now):
+                if deadline is not None:
+                    deadline = time.monotonic() + timeout
+            elif deadline is not None and time.monotonic() >= deadline:
+                raise TimedOut
+            now = time.monotonic()
+            self._check()
+            self._draw(draw)  # a replica that ended leaves room for another task
+        self.stats.waits += 1
+        self.stats.wait_seconds += now - began
+        return taken
+
+    def _hear_awaited(self) -> bool:
+        """Take in one message of the worker the consumer waits for, if it has sent one."""
+        try:
+            awaited = self.machine.awaited()
+            channel = None if awaited is None else self._places[awaited].channel
+            message = None if channel is None else channel.poll()
+            if awaited is None or message is None:
+                return False
+            self._message(awaited, message)
+        except BaseException:
+            self.close()
+            raise
+        return True
 
     def resume(self, shared_seed: int | None, draw: Callable[[], Any]) -> None:
         """Begin another epoch on the same workers."""
@@ -348,17 +375,8 @@ class Pool:
         An interrupt while we wait does no harm. One that strikes while a message is being dealt
         with leaves the machine in a state nobody has thought of: the pool closes.
         """
-        try:
-            awaited = self.machine.awaited()
-            if awaited is not None:
-                channel = self._places[awaited].channel
-                message = None if channel is None else channel.poll()
-                if message is not None:
-                    self._message(awaited, message)
-                    return True
-        except BaseException:
-            self.close()
-            raise
+        if self._hear_awaited():
+            return True
         before = time.monotonic()
         limit = self._interval()
         wait = limit if timeout is None else min(limit, max(0.0, timeout))
