@@ -2,8 +2,9 @@
 
 An adapter starts its loader and yields the batches of a workload in order. Every peer is used in
 the fastest form of those we tried, and with about as many batches in flight as torch's default of
-two per worker. Those without a map-style dataset of their own (torchdata.nodes, SPDL, Grain) are handed
-the number of a batch and call `Workload.batch` in their workers, which spares them work per sample.
+two per worker. Those without a map-style dataset of their own (torchdata.nodes, SPDL, Grain) are
+handed the number of a batch and call `Workload.batch` in their workers, which spares them work per
+sample.
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ def spdl_pool(workload: Workload) -> Iterator[Batch]:
         initializer=torch.set_num_threads,
         initargs=(1,),
     )
+    builder: PipelineBuilder[int, Batch] = PipelineBuilder()
     pipeline = (
-        PipelineBuilder()
-        .add_source(range(ENDLESS))
+        builder.add_source(range(ENDLESS))
         .pipe(_batch_in_the_pool, executor=executor, concurrency=WORKERS, output_order="input")
         .add_sink(IN_FLIGHT)
         .build(num_threads=1)

@@ -39,6 +39,7 @@ class Cause:
     stack: str | None = None  # a word that must stand in `Incident.stack`; "" for an empty stack
     error: type[BaseException] | None = None  # what next() raises
     says: str = ""  # words that must stand in its text
+    step: str | None = None  # where it ends the worker, if not at once
     action: str | None = None  # the same as an action of HOLDFAST_FAULTS, if it has one
 
 
@@ -280,7 +281,7 @@ _EVERY = (
     _fatal("SIGXCPU", _signal("SIGXCPU"), "SIGXCPU"),
     _fatal("SIGALRM", _signal("SIGALRM"), "SIGALRM"),
     _fatal("SIGRTMIN", _signal("SIGRTMIN"), "SIGRTMIN"),
-    Cause("all descriptors closed", close_all_descriptors, DIES, "exited", None, 1),
+    Cause("all descriptors closed", close_all_descriptors, DIES, "exited", None, 1, step="send"),
     _fatal("SIGKILL with a child left", leave_a_child_and_die, "SIGKILL"),
     _stalls("hang", sleep_for_ever, action="hang", stack="sleep_for_ever"),
     _stalls("hang in a lock", wait_for_a_lock, stack="wait_for_a_lock"),

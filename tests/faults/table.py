@@ -240,4 +240,4 @@ def marked(case: Case) -> list[pytest.MarkDecorator]:
     return [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
 
 
-STALL_TIMEOUT = 1.5  # for rows that stall on purpose; the others have the default
+STALL_TIMEOUT = 1.0  # for rows that stall on purpose; the others have the default

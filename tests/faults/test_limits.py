@@ -75,9 +75,8 @@ def gather(loader: Any) -> tuple[list[list[int]], list[Any]]:
             return batches, named
 
 
-@pytest.mark.parametrize("poison", [{0}, {11}, {4}, {0, 11}])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_poisoned_sample_is_named_wherever_it_stands(workers: int, poison: set[int]) -> None:
+@pytest.mark.parametrize(("poison", "workers"), [({0}, 2), ({11}, 2), ({4}, 1), ({0, 11}, 1)])
+def test_a_poisoned_sample_is_named_wherever_it_stands(poison: set[int], workers: int) -> None:
     with holdfast.DataLoader(Poisoned(12, poison), 3, num_workers=workers) as loader:
         batches, named = gather(loader)
     assert named == sorted(poison)
@@ -210,20 +209,20 @@ def test_deaths_that_lie_far_apart_do_not_add_up() -> None:
     case = Case("SIGKILL", "working", workers=1)
     with holdfast.DataLoader(**arguments(case), max_restarts=(1, 0.2)) as loader:
         iterator = iter(loader)
-        for death in range(4):
+        for death in range(3):
             began = time.monotonic()
             kill_and_see_it_dead(*pids(iterator))
             assert eventually(lambda death=death: len(loader.incidents) > death)
             next(iterator)
             assert eventually(lambda began=began: time.monotonic() - began > 0.4)
-        assert sum(1 for _ in iterator) == 1
+        assert sum(1 for _ in iterator) == 2
 
 
 def test_no_limit_means_no_limit() -> None:
     case = Case("SIGKILL", "working", workers=1)
     with holdfast.DataLoader(**arguments(case), max_restarts=None) as loader:
         iterator = iter(loader)
-        for death in range(30):
+        for death in range(15):
             (pid,) = pids(iterator)
             wait_until_started(iterator)
             kill(pid)

@@ -25,7 +25,10 @@ BATCHES = [pytest.param(600), pytest.param(2000, marks=pytest.mark.slow)]
 def arena_bytes() -> int:
     """Memory in all memory files of ours that this process has open or mapped, each counted once."""
     found = {}
-    for folder in ("/proc/self/fd", "/proc/self/map_files"):  # what is mapped may have no descriptor
+    for folder in (
+        "/proc/self/fd",
+        "/proc/self/map_files",
+    ):  # what is mapped may have no descriptor
         for entry in os.listdir(folder):
             try:
                 if "memfd:holdfast-" in os.readlink(f"{folder}/{entry}"):
