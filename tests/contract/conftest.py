@@ -1,7 +1,6 @@
 from tests.support.fixtures import (
     holdfast_class,
     loader_class,
-    pytest_collection_modifyitems,
     which,
     which_script,
 )
@@ -9,7 +8,6 @@ from tests.support.fixtures import (
 __all__ = [
     "holdfast_class",
     "loader_class",
-    "pytest_collection_modifyitems",
     "which",
     "which_script",
 ]
