@@ -354,7 +354,9 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     assert machine.deadline() == 100.0 + m.KILL_AFTER
     assert machine.handle(m.Ticked(100.1)) == []
     assert machine.handle(m.Ticked(100.0 + m.KILL_AFTER)) == [m.Kill(0, 0)]
-    assert machine.handle(m.Ticked(100.0 + m.ABANDON_AFTER)) == [m.Abandon(0, 0)]
+    killed = 100.0 + m.KILL_AFTER
+    assert machine.handle(m.Ticked(killed + 0.5)) == []
+    assert machine.handle(m.Ticked(killed + m.ABANDON_AFTER)) == [m.Abandon(0, 0)]
 
 
 def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:

@@ -89,14 +89,14 @@ class MapFetcher(_Base):
         elif getattr(self.dataset, "__getitems__", None):
             data = self.dataset.__getitems__(index)
         else:
-            data = self._one_by_one(task, index)
+            placement = self._placement(index)  # lives until its rows are collated
+            data = self._one_by_one(task, index, placement)
         return self._collate(task, data)
 
-    def _one_by_one(self, task: int, index: Any) -> list[Any]:
+    def _one_by_one(self, task: int, index: Any, placement: Placement | None) -> list[Any]:
         data: list[Any] = []
         mark, dataset = self.recorder.mark, self.dataset
         keys = enumerate(index)
-        placement = self._placement(index)
         if placement is not None:
             # No variable may hold a sample here: its memory is for the next one.
             for position, key in keys:

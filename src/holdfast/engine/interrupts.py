@@ -8,14 +8,16 @@ take them, so the handlers themselves are put aside for the moment.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["deferred"]
+__all__ = ["deferred", "restore"]
 
+_put_aside: dict[int, Any] = {}
 _NUMBERS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -32,17 +34,26 @@ def deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    if _put_aside:  # a block inside a block
+        yield
+        return
     caught: list[int] = []
-    handlers: dict[int, Any] = {}
     try:
         for number in _NUMBERS:
             handler = signal.getsignal(number)
             if callable(handler):
-                handlers[number] = handler
+                _put_aside[number] = handler
                 signal.signal(number, lambda number, frame: caught.append(number))
         yield
     finally:
-        for which, handler in handlers.items():
-            signal.signal(which, handler)
-        for which in dict.fromkeys(caught):
-            signal.raise_signal(which)
+        restore()
+        with contextlib.ExitStack() as again:  # all of them, though the first one may raise
+            for which in dict.fromkeys(caught):
+                again.callback(signal.raise_signal, which)
+
+
+def restore() -> None:
+    """Bring the handlers back: after the block, and in a process forked inside it."""
+    for number in reversed(list(_put_aside)):  # Ctrl-C, the first in the list, comes back last
+        signal.signal(number, _put_aside[number])
+    _put_aside.clear()

@@ -217,10 +217,8 @@ class ProcessIterator(_BaseDataLoaderIter):
 def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) -> Pool:
     try:
         return Pool(blueprint, payload=payload, **options)
-    except BaseException as error:
-        if payload is not None:
-            payload.close()
-        if not isinstance(error, OSError) or error.errno != errno.EMFILE:
+    except OSError as error:
+        if error.errno != errno.EMFILE:
             raise
         raise RuntimeError(
             f"Too many open files: {blueprint.num_workers} workers need about "

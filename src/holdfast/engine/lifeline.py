@@ -41,7 +41,9 @@ class Lifeline:
 
     def let_go(self) -> None:
         """In a process forked from the trainer: do not hold the end that keeps others alive."""
-        os.close(self._writing)
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
 
     def cut(self) -> None:
         """In the trainer, at the very end: whoever is still there dies."""

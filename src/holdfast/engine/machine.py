@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack before SIGKILL
-ABANDON_AFTER: Final = 1.5  # seconds after which the run goes on without a worker that will not die
+ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker
 REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
 FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
 
@@ -261,7 +261,7 @@ class _Seat:
     replica: int = 0
     failed_starts: int = 0
     condemned_at: float | None = None
-    killed: bool = False
+    killed_at: float | None = None
     stalls: int = 0
     victim: Hashable = None
     strikes: list[Death] = field(default_factory=list)
@@ -428,7 +428,9 @@ class Machine:
     def deadline(self) -> float | None:
         """When the machine wants to hear `Ticked` at the latest."""
         times = [
-            seat.condemned_at + (ABANDON_AFTER if seat.killed else KILL_AFTER)
+            seat.condemned_at + KILL_AFTER
+            if seat.killed_at is None
+            else seat.killed_at + ABANDON_AFTER
             for seat in self._seats
             if seat.alive and seat.condemned_at is not None
         ]
@@ -512,7 +514,7 @@ class Machine:
         if seat.condemned_at is not None or not seat.alive:
             return []
         seat.condemned_at = at
-        seat.killed = False
+        seat.killed_at = None
         return [Dump(seat.id, seat.generation)]
 
     def _ticked(self, at: float) -> list[Action]:
@@ -520,17 +522,18 @@ class Machine:
         for seat in self._seats:
             if not seat.alive or seat.condemned_at is None:
                 continue
-            if not seat.killed and at >= seat.condemned_at + KILL_AFTER:
-                seat.killed = True
-                actions.append(Kill(seat.id, seat.generation))
-            elif at >= seat.condemned_at + ABANDON_AFTER:
+            if seat.killed_at is None:
+                if at >= seat.condemned_at + KILL_AFTER:
+                    seat.killed_at = at
+                    actions.append(Kill(seat.id, seat.generation))
+            elif at >= seat.killed_at + ABANDON_AFTER:
                 actions.append(Abandon(seat.id, seat.generation))
         return actions
 
     def _died(self, seat: _Seat, death: Death) -> list[Action]:
         was_ready, was_stalled = seat.ready, seat.condemned_at is not None
-        seat.alive = seat.ready = seat.killed = False
-        seat.condemned_at = None
+        seat.alive = seat.ready = False
+        seat.condemned_at = seat.killed_at = None
         if was_stalled:
             seat.stalls += 1
         if self.failure is not None:

@@ -31,11 +31,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker, spawn
+from multiprocessing import resource_tracker, spawn, util
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from holdfast.engine import interrupts
 from holdfast.engine.lifeline import ARM, arm
 from holdfast.memory import codec
 
@@ -102,12 +103,15 @@ class Nursery:
         trainer = os.pidfd_open(os.getpid())
         # A signal between the fork and the moment the child ignores it would run the trainer's
         # own handler, a checkpoint perhaps, in the nursery.
+        # What waits to be written would be written again by every worker.
+        util._flush_std_streams()  # type: ignore[attr-defined]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             pid = os.fork()
             if pid == 0:
                 status = 1
                 try:
+                    interrupts.restore()
                     _set_signals()
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     ours.close()
@@ -200,6 +204,12 @@ class Nursery:
                 return found or None
             found.append(pickle.loads(message))
 
+    def gone(self) -> bool:
+        """Whether the nursery is dead, reaped or not."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
     def kill(self) -> None:
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -235,6 +245,7 @@ class _Nurse:
         self.control = control
         self.trainer = trainer
         self.lifeline = lifeline
+        self.trainer_pid = os.getppid()
         self.children: dict[int, tuple[int, int, int]] = {}  # pidfd -> pid, worker, generation
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
@@ -314,7 +325,9 @@ class _Nurse:
                 os.close(self.trainer)
                 for pidfd in self.children:
                     os.close(pidfd)
-                status = _bootstrap(worker, lambda: deliver(setup, channel, arena, nursery))
+                status = _bootstrap(
+                    worker, self.trainer_pid, lambda: deliver(setup, channel, arena, nursery)
+                )
             finally:
                 os._exit(status)
         for fd in fds:
@@ -353,17 +366,19 @@ class _Process(multiprocessing.process.BaseProcess):
 
     _start_method = None
 
-    def __init__(self, worker: int, body: Callable[[], None]) -> None:
+    def __init__(self, worker: int, trainer: int, body: Callable[[], None]) -> None:
         super().__init__(name=f"Process-{worker + 1}", daemon=True)
+        self._identity = (*self._identity[:-1], worker + 1)
+        self._parent_pid = trainer
         self._body = body
 
     def run(self) -> None:
         self._body()
 
 
-def _bootstrap(worker: int, body: Callable[[], None]) -> int:
+def _bootstrap(worker: int, trainer: int, body: Callable[[], None]) -> int:
     """Run `body` as multiprocessing runs the target of a process; the exit status."""
-    status: int = _Process(worker, body)._bootstrap()  # type: ignore[attr-defined]
+    status: int = _Process(worker, trainer, body)._bootstrap()  # type: ignore[attr-defined]
     return status
 
 
@@ -474,12 +489,12 @@ def serve_spawned(
         name = process.name
         process._inheriting = True  # multiprocessing's sign that the main module is being imported
         try:
-            with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as blob, memoryview(blob) as view:
-                size = _LENGTH.unpack_from(view, at)[0]
-                start = at + _LENGTH.size
-                spawn.prepare(pickle.loads(view[start : start + size]))
-                with view[start + size :] as frame:
-                    return codec.decode(frame, None)
+            # Not closed: a traceback of what went wrong here may hold a view of it.
+            view = memoryview(mmap.mmap(payload, 0, access=mmap.ACCESS_READ))
+            size = _LENGTH.unpack_from(view, at)[0]
+            start = at + _LENGTH.size
+            spawn.prepare(pickle.loads(view[start : start + size]))
+            return codec.decode(view[start + size :], None)
         finally:
             del process._inheriting
             process.name = name

@@ -129,6 +129,7 @@ class Pool:
         self.stats = stats
         self.closed = False
         self.closing = False
+        self.broken: BaseException | None = None  # what closed it, if nobody wanted that
         self.closers = itertools.count()  # who is first: next() of it is atomic
         self.ended = False
         self.refused: Refused | None = None
@@ -139,13 +140,15 @@ class Pool:
         self._stall_timeout = stall_timeout
         self._on_incident = on_incident
         self.lock = threading.RLock()
-        self._awake_since = self._next_look = time.monotonic()
+        self._awake_since = self._last_look = self._next_look = time.monotonic()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._channels: dict[int, int] = {}  # descriptor -> worker
         self._places: list[_Place] = []
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self.wake)
+            if payload is not None:
+                undo.callback(payload.close)
             self._lifeline = Lifeline()
             undo.callback(self._lifeline.cut)
             self._boxes = BlackBoxes(machine.workers)
@@ -232,8 +235,8 @@ class Pool:
             if awaited is None or message is None:
                 return False
             self._message(awaited, message)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._break(error)
             raise
         return True
 
@@ -332,18 +335,23 @@ class Pool:
             self._pump(0)
             return self._interval()
 
-    def watched(self) -> tuple[int, int]:
+    def watched(self) -> tuple[int, ...]:
         """The descriptors whose readiness wakes the watch."""
-        return self._nursery.control.fileno(), self._nursery.pidfd
+        nursery = self._nursery
+        return () if nursery.closed else (nursery.control.fileno(), nursery.pidfd)
 
     def _interval(self) -> float:
-        interval = LONGEST_WAIT
-        if self._stall_timeout is not None:
-            interval = min(interval, max(0.05, self._stall_timeout / 4))
+        interval = self._longest_interval()
         wanted = self.machine.deadline()
         if wanted is not None:
             interval = min(interval, max(0.01, wanted - time.monotonic()))
         return interval
+
+    def _longest_interval(self) -> float:
+        """The watch looks at least this often."""
+        if self._stall_timeout is None:
+            return LONGEST_WAIT
+        return min(LONGEST_WAIT, max(0.05, self._stall_timeout / 4))
 
     def _check_owner(self) -> None:
         if os.getpid() != self.owner:
@@ -358,7 +366,7 @@ class Pool:
                 raise SystemExit  # ends a daemon thread without a word: the program is over
             raise LoaderClosed(
                 "this iterator was closed or interrupted; iter(loader) makes a new one"
-            )
+            ) from self.broken
 
     def _draw(self, draw: Callable[[], Any]) -> None:
         while self.machine.draws_due > 0:
@@ -377,19 +385,26 @@ class Pool:
         """
         if self._hear_awaited():
             return True
-        before = time.monotonic()
         limit = self._interval()
         wait = limit if timeout is None else min(limit, max(0.0, timeout))
         events = self._poll.poll(wait * 1000)
+        heard = False
         try:
-            heard = False
             for fd, mask in events:
+                if self.closing:  # by a signal handler or the garbage collector, in this thread
+                    return heard
                 heard |= self._attend(fd, mask)
-            self._mind_the_time(before, wait)
-        except BaseException:
-            self.close()
+            self._mind_the_time()
+        except BaseException as error:
+            self._break(error)
             raise
         return heard
+
+    def _break(self, error: BaseException) -> None:
+        """Something struck while a message was being dealt with: nobody can go on from there."""
+        if not self.closing:
+            self.broken = error
+        self.close()
 
     def _attend(self, fd: int, mask: int) -> bool:
         """One descriptor is ready."""
@@ -436,9 +451,8 @@ class Pool:
         else:
             number, size = HEAD.unpack_from(message, 1)
             content = _CONTENT + size
+            place.dataset_state = message[_CONTENT:content] or None
             if kind == BATCH:
-                if size:
-                    place.dataset_state = message[_CONTENT:content]
                 parcel = codec.receive(memoryview(message)[content:], place.window)
                 event = m.BatchReady(worker, generation, number, parcel)
             elif kind == ERROR:
@@ -449,17 +463,20 @@ class Pool:
             else:
                 assert kind == RESUMED, kind
                 place.epoch_state = message[content:]
-                place.dataset_state = None
                 event = m.Resumed(worker, generation)
         self._carry_out(machine.handle(event))
 
     # -- deaths ---------------------------------------------------------------------------
 
     def _hear_nursery(self) -> None:
-        reports = self._nursery.reports()
+        nursery = self._nursery
+        if nursery.closed:
+            return
+        gone = nursery.gone()  # before the last reports are read
+        reports = nursery.reports()
         for report in reports or ():
             self._report(report)
-        if reports is None:
+        if (reports is None or gone) and self._nursery is nursery:
             self._nursery_lost()
 
     def _report(self, report: Report) -> None:
@@ -543,6 +560,7 @@ class Pool:
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: make another and go on."""
         self._poll.unregister(self._nursery.control)
+        self._poll.unregister(self._nursery.pidfd)
         self._nursery.kill()
         self._nursery.wait(1.0)
         self._nursery.close()
@@ -559,9 +577,6 @@ class Pool:
         if not place.kill_confirmed:
             self._nursery_lost()  # it is the nursery that does not answer
             return
-        if place.channel is not None:
-            self._hear(worker, place.channel)
-        self._drop_channel(worker)
         self._new_arena(worker)
         self._bury(worker, "unkillable", None, None, tidy(self._boxes.take_dump(worker)))
 
@@ -569,16 +584,18 @@ class Pool:
         place = self._places[worker]
         if place.channel is not None:
             self._hear(worker, place.channel)  # what it sent lies in the old one
+        self._drop_channel(worker)  # and what it may send yet is never looked for in the new one
+        fd = arenas.create(f"holdfast-{worker}")
         place.window.close()
         os.close(place.arena)
-        place.arena = arenas.create(f"holdfast-{worker}")
-        place.window = Window(place.arena)
+        place.arena, place.window = fd, Window(fd)
 
-    def _mind_the_time(self, before: float, waited: float) -> None:
+    def _mind_the_time(self) -> None:
         now = time.monotonic()
-        if now - before > waited + 1.0:
+        if now - self._last_look > self._longest_interval() + 1.0:
             # We were stopped ourselves (Ctrl-Z, a suspended machine): nobody else made progress.
             self._awake_since = now
+        self._last_look = now
         wanted = self.machine.deadline()
         if wanted is not None and now >= wanted:
             self._carry_out(self.machine.handle(m.Ticked(now)))
@@ -608,6 +625,8 @@ class Pool:
                 self._dispatch(action)
             elif isinstance(action, m.Start):
                 self._start(action)
+            elif action.generation != self.machine.generation(action.worker):
+                continue  # an action before this one has replaced it already
             elif isinstance(action, m.Abandon):
                 self._abandon(action.worker)
             else:
@@ -654,6 +673,7 @@ class Pool:
         )
         channel, theirs = pair()
         place.channel = channel
+        place.kill_confirmed = False
         place.busy_since = time.monotonic()
         self._channels[channel.fileno()] = worker
         self._poll.register(channel.fileno(), select.POLLIN)
@@ -679,12 +699,14 @@ class Pool:
         else:
             nursery = Nursery.fork(self._nurse, self._lifeline.reading)
         self._poll.register(nursery.control, select.POLLIN)
+        self._poll.register(nursery.pidfd, select.POLLIN)
         return nursery
 
     def _nurse(self, nurse: Any) -> None:
         """In the forked nursery."""
         for pool in {self, *_pools}:
             pool.disown()
+        _pools.clear()  # in this process there is none
         blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
@@ -762,7 +784,7 @@ def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
     """The watch: it must not keep the pool alive, and holds no lock while it waits."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
-    watched: tuple[int, int] = (-1, -1)
+    watched: tuple[int, ...] = ()
     while True:
         pool = pool_ref()
         if pool is None:
@@ -773,14 +795,13 @@ def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
                 return
             if pool.watched() != watched:
                 for fd in watched:
-                    if fd >= 0:
-                        poll.unregister(fd)
+                    poll.unregister(fd)
                 watched = pool.watched()
                 for fd in watched:
                     poll.register(fd, select.POLLIN)
-        except Exception:
-            if not pool.closing:  # garbage collection in this very thread may close the pool
-                log.exception("holdfast's watch failed; the loader is closed")
+        except Exception as error:
+            if pool.broken is error or not pool.closing:  # else garbage collection closed it here
+                log.exception("the watch over the workers failed; the loader is closed")
                 pool.close()
             return
         del pool

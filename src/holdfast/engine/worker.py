@@ -155,7 +155,8 @@ class _Worker:
         self.shared_rng = torch.Generator()
         self.fetcher: MapFetcher | IterableFetcher | None = None
         self.broken: Failure | None = None  # what went wrong in setting up
-        self.exhausted = False
+        self.uninitialised = True  # until worker_init_fn has run through
+        self.exhausted = False  # the parent knows: it told us, or we told it
         self.answered = setup.answered
 
     def work(self) -> None:
@@ -163,6 +164,7 @@ class _Worker:
         collate.install(self.arena)
         try:
             self._become()
+            self.uninitialised = False
             if self.faults:
                 self.faults.strike("after-setup")
             self._take_up()
@@ -218,11 +220,13 @@ class _Worker:
         self.exhausted = setup.exhausted
         if setup.epoch_state is not None:
             restore(setup.epoch_state)
+        state = None if setup.dataset_state is None else pickle.loads(setup.dataset_state)
         if not self.exhausted:
-            state = None if setup.dataset_state is None else pickle.loads(setup.dataset_state)
             self._make_fetcher(state)
             if isinstance(self.fetcher, IterableFetcher) and state is None:
                 self._replay(setup.replica)
+        elif state is not None and state["dataset"] is not None:
+            self.dataset.load_state_dict(state["dataset"])  # what the next epoch begins with
         if setup.random_state is not None:
             restore(setup.random_state)
             if not self.recorder.holds(setup.answered):
@@ -255,9 +259,9 @@ class _Worker:
             try:
                 self.fetcher.fetch(-1, self.blueprint.batch_index)
             except StopIteration:
-                self.exhausted = True
+                self.fetcher.ended = True  # the next task is answered with the end
                 return
-            except Exception:  # it was delivered as an error the first time
+            except BaseException:  # it was delivered as an error the first time
                 continue
 
     # -- items ----------------------------------------------------------------------------
@@ -313,7 +317,8 @@ class _Worker:
         if self.faults:
             self.faults.strike("before-resume")
         self.exhausted = False
-        self.broken = None
+        if not self.uninitialised:
+            self.broken = None
         slot = self.recorder.slot_for(self.answered + 1)
         self.randomness.save(slot)
         epoch_state = slot.tobytes()
@@ -321,7 +326,7 @@ class _Worker:
             self._seed_datapipe(seed)
             self._make_fetcher()
         except BaseException as error:
-            self.broken = describe(error, position=None, step="start-up")
+            self.broken = self.broken or describe(error, position=None, step="start-up")
         self._answer(RESUMED, 0, epoch_state)
         if self.faults:
             self.faults.strike("after-resume")
@@ -330,7 +335,7 @@ class _Worker:
         """Save the random state, then send: see the black box for why in this order."""
         self.answered += 1
         self._save_random_state(self.answered)
-        state = self._dataset_state() if kind == BATCH else b""
+        state = self._dataset_state()
         message = b"".join((kind, HEAD.pack(number, len(state)), state, content))
         self.recorder.note(number, -1, SEND)
         if self.faults:
@@ -349,15 +354,14 @@ class _Worker:
         fetcher = self.fetcher
         if not isinstance(fetcher, IterableFetcher):
             return b""
-        dataset = _state_of(self.dataset)
-        iterator = None if fetcher.iterator is self.dataset else _state_of(fetcher.iterator)
-        if dataset is None and iterator is None:
-            return b""
-        state = {"dataset": dataset, "iterator": iterator, "ended": fetcher.ended}
         try:
-            return pickle.dumps(state)
+            dataset = _state_of(self.dataset)
+            iterator = None if fetcher.iterator is self.dataset else _state_of(fetcher.iterator)
+            if dataset is None and iterator is None:
+                return b""
+            return pickle.dumps({"dataset": dataset, "iterator": iterator, "ended": fetcher.ended})
         except Exception:
-            return b""  # replayed from its start instead
+            return b""  # it will be replayed from its start instead
 
 
 def _state_of(part: Any) -> Any:
