@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,8 @@ class Pool:
         self.closed = False
         self.closing = False
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
+        self._waiting = False
+        self._from_sampler: BaseException | None = None
         self.closers = itertools.count()  # who is first: next() of it is atomic
         self.ended = False
         self.refused: Refused | None = None
@@ -179,7 +181,7 @@ class Pool:
         """The next delivery, in the order the machine decides."""
         self._check_owner()
         machine = self.machine
-        with self.lock:
+        with self.lock, self._undivided():
             if self.closing:
                 if self.ended:
                     return m.END  # and stays so, however often it is asked
@@ -374,6 +376,9 @@ class Pool:
                 index = draw()
             except StopIteration:
                 self.machine.drained()
+            except BaseException as error:
+                self._from_sampler = error
+                raise
             else:
                 self._carry_out(self.machine.draw(index))
 
@@ -387,7 +392,9 @@ class Pool:
             return True
         limit = self._interval()
         wait = limit if timeout is None else min(limit, max(0.0, timeout))
+        self._waiting = True
         events = self._poll.poll(wait * 1000)
+        self._waiting = False
         heard = False
         try:
             for fd, mask in events:
@@ -399,6 +406,25 @@ class Pool:
             self._break(error)
             raise
         return heard
+
+    @contextlib.contextmanager
+    def _undivided(self) -> Iterator[None]:
+        """What a signal handler that raises must not leave half done, or a batch would be lost.
+
+        Harmless are: our own words to the consumer, what the sampler raises, and what strikes
+        while we only wait.
+        """
+        self._waiting = False
+        try:
+            yield
+        except (TimedOut, LoaderClosed):
+            raise
+        except BaseException as error:
+            if not self._waiting and error is not self._from_sampler:
+                self._break(error)
+            raise
+        finally:
+            self._from_sampler = None
 
     def _break(self, error: BaseException) -> None:
         """Something struck while a message was being dealt with: nobody can go on from there."""
