@@ -80,3 +80,15 @@ def test_letting_go_of_a_copy_does_not_end_the_channel() -> None:
     assert Channel(theirs).receive() == b"still here"
     ours.close()
     theirs.close()
+
+
+def test_what_a_worker_sent_is_heard_though_it_died_with_something_unread() -> None:
+    """The kernel then reports a reset first, and once: it must not pass for the end."""
+    ours, theirs = pair()
+    ours.post(b"a task nobody will do")
+    Channel(theirs).send(b"last words")
+    theirs.close()
+    assert ours.poll() == b"last words"
+    assert ours.poll() is None
+    assert not ours.open
+    ours.close()

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
 from tests.faults.causes import CAUSES, DIES, GOES_ON, RAISES, STALLS, Cause
 from tests.faults.datasets import KINDS, Kind
 
@@ -230,8 +229,6 @@ ROWS = _rows()
 
 def known_fault(case: Case) -> str | None:
     """Why a row does not do yet what the table says; shown by the suite until it is mended."""
-    if case.breaks.error is holdfast.UnusualExit and case.phase == "pickle":
-        return "find_unpicklable lets a BaseException out of its own try, and the worker dies of it"
     return None
 
 

@@ -265,13 +265,6 @@ class FaultyMap(Dataset[Any]):
         return self.recipe.sample(number)
 
 
-_REPLAY = pytest.mark.xfail(
-    strict=True,
-    reason="replaying meets the KeyboardInterrupt or SystemExit again, which passes for a set-up "
-    "that failed: all that follows is an error",
-)
-
-
 @pytest.mark.parametrize(
     ("dataset", "error"),
     [
@@ -279,8 +272,8 @@ _REPLAY = pytest.mark.xfail(
         (FaultyMap, KeyboardInterrupt),
         (FaultyMap, SystemExit),
         (Faulty, ValueError),
-        pytest.param(Faulty, KeyboardInterrupt, marks=_REPLAY),
-        pytest.param(Faulty, SystemExit, marks=_REPLAY),
+        (Faulty, KeyboardInterrupt),
+        (Faulty, SystemExit),
     ],
 )
 def test_errors_before_and_after_a_death_are_raised_once_each(
@@ -466,7 +459,7 @@ def test_what_the_trainer_does_with_sigchld_does_not_matter(method: str, handler
     assert (incident.signal, incident.exitcode) == ("SIGKILL", -9)
 
 
-_NURSERY_DIES = pytest.mark.xfail(strict=True, reason="SIGUSR1 ends a spawned nursery")
+_NURSERY_DIES = ()
 
 
 @pytest.mark.parametrize(

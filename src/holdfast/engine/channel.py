@@ -122,6 +122,10 @@ class Channel:
                 packet = self.sock.recv(PACKET + 1)
             except BlockingIOError:
                 return None
+            except ConnectionResetError:
+                # Said once, before what is still queued, when the other end died with something
+                # unread: its last words come after it.
+                continue
             except OSError:
                 packet = b""
             if not packet:

@@ -538,7 +538,7 @@ class Machine:
             seat.stalls += 1
         if self.failure is not None:
             return []
-        if not was_ready:
+        if not was_ready and not death.perhaps_from_outside:
             seat.failed_starts += 1
             if seat.failed_starts >= FAILED_STARTS:
                 self.failure = GaveUp("cannot-start", seat.id, (death,))

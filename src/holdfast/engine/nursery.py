@@ -22,6 +22,7 @@ import mmap
 import multiprocessing.process
 import os
 import pickle
+import resource
 import select
 import signal
 import socket
@@ -42,7 +43,8 @@ from holdfast.memory import codec
 
 __all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What schedulers and people send to the whole process group is meant for the trainer.
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MESSAGE = 64 * 1024
 
 
@@ -198,6 +200,8 @@ class Nursery:
                 message = self.control.recv(_MESSAGE)
             except BlockingIOError:
                 return found
+            except ConnectionResetError:
+                continue  # said once; what it reported before comes after it
             except OSError:
                 message = b""
             if not message:
@@ -283,7 +287,10 @@ class _Nurse:
 
     def _obey(self, deliver: Callable[[bytes, int, int, int], None]) -> bool:
         """Carry out one order; False when there will be none any more."""
-        message, fds, _, _ = socket.recv_fds(self.control, _MESSAGE, 2)
+        try:
+            message, fds, _, _ = socket.recv_fds(self.control, _MESSAGE, 2)
+        except OSError:
+            return False
         if not message:
             return False
         order, worker, generation, argument = pickle.loads(message)
@@ -345,8 +352,10 @@ class _Nurse:
         self._report(Died(worker, generation, pid, status, usage.ru_maxrss))
 
     def _signal(self, worker: int, generation: int, number: int) -> None:
-        for pidfd, (_, one, other) in self.children.items():
+        for pidfd, (pid, one, other) in self.children.items():
             if (one, other) == (worker, generation):
+                if number == signal.SIGABRT:  # for its stack, not for a core file of it
+                    resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
                 signal.pidfd_send_signal(pidfd, number)
         self._report(Signalled(worker, generation, number))
 

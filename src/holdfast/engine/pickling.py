@@ -70,6 +70,6 @@ def _pickles(value: Any) -> bool:
         codec.encode(value, None)
     except RuntimeError:
         return True  # locks and queues that pickle only while a process is being started
-    except Exception:
+    except BaseException:  # a sample's own, from its __reduce__
         return False
     return True

@@ -489,6 +489,9 @@ class Pool:
             else:
                 assert kind == RESUMED, kind
                 place.epoch_state = message[content:]
+                # A state from before the first sample of an epoch may still be that of the end of
+                # the one before (a generator has not begun to run): from the start is right.
+                place.dataset_state = None
                 event = m.Resumed(worker, generation)
         self._carry_out(machine.handle(event))
 
@@ -550,7 +553,7 @@ class Pool:
         death = m.Death(
             at=time.monotonic(),
             sample=(head.number, note.position) if in_flight and head is not None else None,
-            perhaps_from_outside=cause == "killed",
+            perhaps_from_outside=cause == "killed" and name is not None,
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))

@@ -225,8 +225,6 @@ class _Worker:
             self._make_fetcher(state)
             if isinstance(self.fetcher, IterableFetcher) and state is None:
                 self._replay(setup.replica)
-        elif state is not None and state["dataset"] is not None:
-            self.dataset.load_state_dict(state["dataset"])  # what the next epoch begins with
         if setup.random_state is not None:
             restore(setup.random_state)
             if not self.recorder.holds(setup.answered):
