@@ -538,9 +538,10 @@ class Machine:
             seat.stalls += 1
         if self.failure is not None:
             return []
-        if not was_ready and not death.perhaps_from_outside:
+        if not was_ready:
             seat.failed_starts += 1
-            if seat.failed_starts >= FAILED_STARTS:
+            # Killed from outside, it may be innocent: it gets more chances, not endless ones.
+            if seat.failed_starts >= FAILED_STARTS * (3 if death.perhaps_from_outside else 1):
                 self.failure = GaveUp("cannot-start", seat.id, (death,))
                 return []
         self._strike(seat, death)

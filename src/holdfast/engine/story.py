@@ -22,10 +22,10 @@ def gave_up(
     last = [one for one in obituaries if one.worker_id == failure.worker][-1:]
     pid = last[0].pid if last else "unknown"
     if failure.reason == "cannot-start":
-        deaths = obituaries[-m.FAILED_STARTS :]
+        deaths = [one for one in obituaries if one.worker_id == failure.worker][-m.FAILED_STARTS :]
         return WorkerStartError(
             f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} died "
-            f"{m.FAILED_STARTS} times while it was starting, so it is not started again.\n"
+            "again and again while it was starting, so it is not started again.\n"
             + _list(deaths)
             + "\nWhat to do: run worker_init_fn and one sample of the dataset by hand in a fresh "
             "Python; a library that exits or crashes when it is loaded shows there too."
