@@ -93,6 +93,10 @@ class TimedOut(Exception):
     """Nothing arrived within the loader's `timeout`."""
 
 
+class ProgramOver(SystemExit):
+    """Ends a daemon thread that waits for a batch, without a word, when the interpreter exits."""
+
+
 @dataclass(slots=True)
 class _Place:
     """What the pool keeps for each worker id."""
@@ -365,7 +369,7 @@ class Pool:
     def _check(self) -> None:
         if self.closing:
             if _exiting and threading.current_thread() is not threading.main_thread():
-                raise SystemExit  # ends a daemon thread without a word: the program is over
+                raise ProgramOver
             raise LoaderClosed(
                 "this iterator was closed or interrupted; iter(loader) makes a new one"
             ) from self.broken
@@ -417,7 +421,7 @@ class Pool:
         self._waiting = False
         try:
             yield
-        except (TimedOut, LoaderClosed):
+        except (TimedOut, LoaderClosed, ProgramOver):
             raise
         except BaseException as error:
             if not self._waiting and error is not self._from_sampler:
