@@ -55,5 +55,4 @@ def deferred() -> Iterator[None]:
 def restore() -> None:
     """Bring the handlers back: after the block, and in a process forked inside it."""
     for number in reversed(list(_put_aside)):  # Ctrl-C, the first in the list, comes back last
-        signal.signal(number, _put_aside[number])
-    _put_aside.clear()
+        signal.signal(number, _put_aside.pop(number))

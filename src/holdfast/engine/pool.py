@@ -93,10 +93,6 @@ class TimedOut(Exception):
     """Nothing arrived within the loader's `timeout`."""
 
 
-class ProgramOver(SystemExit):
-    """Ends a daemon thread that waits for a batch, without a word, when the interpreter exits."""
-
-
 @dataclass(slots=True)
 class _Place:
     """What the pool keeps for each worker id."""
@@ -135,7 +131,7 @@ class Pool:
         self.closing = False
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
         self._waiting = False
-        self._from_sampler: BaseException | None = None
+        self._harmless: BaseException | None = None
         self.closers = itertools.count()  # who is first: next() of it is atomic
         self.ended = False
         self.refused: Refused | None = None
@@ -369,7 +365,9 @@ class Pool:
     def _check(self) -> None:
         if self.closing:
             if _exiting and threading.current_thread() is not threading.main_thread():
-                raise ProgramOver
+                # Ends a daemon thread without a word (only if it is exactly this type).
+                self._harmless = SystemExit()
+                raise self._harmless
             raise LoaderClosed(
                 "this iterator was closed or interrupted; iter(loader) makes a new one"
             ) from self.broken
@@ -381,7 +379,7 @@ class Pool:
             except StopIteration:
                 self.machine.drained()
             except BaseException as error:
-                self._from_sampler = error
+                self._harmless = error
                 raise
             else:
                 self._carry_out(self.machine.draw(index))
@@ -421,14 +419,14 @@ class Pool:
         self._waiting = False
         try:
             yield
-        except (TimedOut, LoaderClosed, ProgramOver):
+        except (TimedOut, LoaderClosed):
             raise
         except BaseException as error:
-            if not self._waiting and error is not self._from_sampler:
+            if not self._waiting and error is not self._harmless:
                 self._break(error)
             raise
         finally:
-            self._from_sampler = None
+            self._harmless = None
 
     def _break(self, error: BaseException) -> None:
         """Something struck while a message was being dealt with: nobody can go on from there."""
