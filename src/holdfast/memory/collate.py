@@ -241,7 +241,8 @@ class Placement:
         return (kind, len(thing), parts) if parts else None
 
     def _column(self, leaf: Any) -> _Column | None:
-        if leaf.nbytes < PLACED or not _is_plain(leaf):
+        # In this order: a sparse tensor has no nbytes.
+        if not _is_plain(leaf) or leaf.nbytes < PLACED:
             return None
         block = self._arena.take(self._size * leaf.nbytes)
         if block is None:
