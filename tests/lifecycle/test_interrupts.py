@@ -6,14 +6,30 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
+from types import FrameType
 
 import pytest
+from torch.utils.data import Dataset
 
+from holdfast import DataLoader
+from holdfast.errors import LoaderClosed
 from tests.lifecycle.trainer import Stage
 
 # A nursery under forkserver is made as under spawn.
 METHODS = ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
 pytestmark = pytest.mark.timeout(90, method="thread")
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def assert_one_traceback(err: str) -> None:
@@ -41,6 +57,7 @@ def test_ctrl_c_gives_one_traceback_and_the_workers_are_gone(
     trainer.expect("ready")
     if where == "next":
         trainer.expect("trouble", times=2)
+        trainer.expect_poll()
     trainer.signal_group(signal.SIGINT)
     ended = trainer.wait()
     assert ended.code == -signal.SIGINT  # as Python ends after an interrupt nobody caught
@@ -149,6 +166,7 @@ def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persist
     trainer.expect("ready")
     if where == "next":
         trainer.expect("trouble", times=2)
+        trainer.expect_poll()
     trainer.signal_group(signal.SIGINT)
     ended = trainer.wait()
     assert ended.err == ""
@@ -346,3 +364,73 @@ def test_a_trainer_that_dies_of_a_signal_leaves_nobody_behind(stage: Stage, numb
     assert ended.code == -number
     assert not ended.left
     assert ended.err == ""
+
+
+class Tick(Exception):
+    """What the handler of an alarm raises."""
+
+
+def ring(number: int, frame: FrameType | None) -> None:
+    """Raise, but only inside next(): once it returns, what it returned is out of our hands."""
+    while frame is not None:
+        if frame.f_globals["__name__"] in ("holdfast.engine.pool", "holdfast.memory.codec"):
+            raise Tick
+        frame = frame.f_back
+
+
+def struck_epoch(dice: random.Random) -> tuple[list[int], bool]:
+    """What an epoch gave while a handler raised again and again, and whether it came to its end."""
+    seen: list[int] = []
+    batches = iter(DataLoader(Numbers(240), batch_size=4, num_workers=2))
+    signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.001, 0.02), dice.uniform(0.001, 0.02))
+    try:
+        while True:
+            try:
+                seen += next(batches).tolist()
+            except Tick:
+                continue
+            except StopIteration:
+                return seen, True
+            except LoaderClosed:
+                return seen, False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def test_a_handler_that_raises_inside_next_never_loses_a_batch_without_a_word() -> None:
+    seed = random.randrange(10**6)
+    dice = random.Random(seed)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(25):
+            seen, whole = struck_epoch(dice)
+            assert seen == list(range(len(seen))), seed
+            assert not whole or len(seen) == 240, seed
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_sampler_that_fails_does_not_end_the_epoch_early() -> None:
+    """With torch the next call finds the dead generator at its end, and the epoch is over."""
+
+    def order() -> Iterator[int]:
+        yield from range(10)
+        raise Tick
+
+    class Failing:
+        def __iter__(self) -> Iterator[int]:
+            return order()
+
+    batches = iter(DataLoader(Numbers(40), sampler=Failing(), num_workers=1))
+    seen: list[int] = []
+
+    def to_the_end() -> None:
+        while True:
+            seen.append(next(batches).item())
+
+    with pytest.raises(Tick):
+        to_the_end()
+    with pytest.raises(LoaderClosed, match=r"the sampler ended with Tick\(\)"):
+        to_the_end()
+    assert seen == list(range(len(seen)))
+    batches._shutdown_workers()

@@ -58,6 +58,9 @@ class Ended:
         return _said(self.lines, word)
 
 
+_POLL = ("7", "271", "73")  # poll and ppoll on x86-64, ppoll on arm64
+
+
 def _said(lines: list[str], word: str) -> list[str]:
     return [line.removeprefix(word).strip() for line in lines if line.split(" ")[0] == word]
 
@@ -83,6 +86,15 @@ class Trainer:
                 return found
             if self._read(deadline) is False:
                 self._fail(f"said {word!r} {len(found)} times of {times}")
+
+    def expect_poll(self) -> None:
+        """Waits until its main thread is inside poll(), as next() is when it waits."""
+
+        def polls() -> bool:
+            return Path(f"/proc/{self.pid}/syscall").read_text().split()[0] in _POLL
+
+        if not eventually(polls):
+            self._fail("does not wait")
 
     def wait(self, seconds: float = 30.0) -> Ended:
         poll = select.poll()

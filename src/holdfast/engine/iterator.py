@@ -37,6 +37,7 @@ from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
 from holdfast.errors import WorkerError
+from holdfast.memory.codec import Parcel
 from holdfast.options import Options
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
@@ -87,6 +88,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             )
         self._owner = os.getpid()
         self._stats = stats
+        self._stuck: Parcel | None = None
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(
@@ -177,17 +179,28 @@ class ProcessIterator(_BaseDataLoaderIter):
         )
 
     def _next_data(self) -> Any:
-        try:
-            taken = self._pool.next(self._next_index, self._timeout)
-        except TimedOut:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-        except (KeyboardInterrupt, SystemExit):
-            self._shutdown_workers()
-            raise
+        pool = self._pool
+        if pool.taken is None:
+            try:
+                pool.next(self._next_index, self._timeout)
+            except TimedOut:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            except (KeyboardInterrupt, SystemExit):
+                self._shutdown_workers()
+                raise
+        taken = pool.taken
         if isinstance(taken, m.Delivery):
-            return self._unwrap(taken)
+            result = taken.result
+            if not isinstance(result, Parcel):
+                error = self._error(taken)
+                pool.taken = None
+                raise error
+            data = self._unpack(result)
+            pool.taken = None
+            return data
+        pool.taken = None
         if isinstance(taken, m.GaveUp):
-            error = gave_up(taken, self._pool.machine.restarts, list(self._pool.obituaries))
+            error = gave_up(taken, pool.machine.restarts, list(pool.obituaries))
             self._shutdown_workers()
             raise error
         if isinstance(taken, Refused):
@@ -197,18 +210,26 @@ class ProcessIterator(_BaseDataLoaderIter):
             self._shutdown_workers()
         raise StopIteration
 
-    def _unwrap(self, delivery: m.Delivery) -> Any:
+    def _unpack(self, parcel: Parcel) -> Any:
+        try:
+            data = parcel.unpack()
+            return _pin(data, self._pin_memory_device) if self._pin_memory else data
+        except BaseException:
+            # A signal handler that raised may have struck here: the batch is still to be had. But
+            # a batch that cannot be unpacked must not be in the way for ever.
+            if self._stuck is parcel:
+                self._pool.taken = None
+            self._stuck = parcel
+            raise
+
+    def _error(self, delivery: m.Delivery) -> BaseException:
+        """What to raise for a batch that is none."""
         task, result = delivery.task, delivery.result
         if isinstance(result, Failed):
-            raise rebuild(
+            return rebuild(
                 result.failure, index=task.index, batch=task.number, worker_id=task.worker
             )
-        if isinstance(result, m.Poisoned):
-            raise poisoned(result, list(self._pool.obituaries))
-        data = result.unpack()
-        if self._pin_memory:
-            data = _pin(data, self._pin_memory_device)
-        return data
+        return poisoned(result, list(self._pool.obituaries))
 
     def _shutdown_workers(self) -> None:
         self._pool.close()

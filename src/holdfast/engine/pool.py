@@ -130,8 +130,9 @@ class Pool:
         self.closed = False
         self.closing = False
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
-        self._waiting = False
-        self._harmless: BaseException | None = None
+        self._midway = False  # in the middle of something that nobody can go on from
+        self._sampler_error: BaseException | None = None  # the last word of the sampler
+        self.taken: m.Delivery | m.GaveUp | Refused | m._End | None = None
         self.closers = itertools.count()  # who is first: next() of it is atomic
         self.ended = False
         self.refused: Refused | None = None
@@ -175,32 +176,69 @@ class Pool:
 
     # -- the consumer's side --------------------------------------------------------------
 
-    def next(
-        self, draw: Callable[[], Any], timeout: float
-    ) -> m.Delivery | m.GaveUp | Refused | m._End:
-        """The next delivery, in the order the machine decides."""
+    def next(self, draw: Callable[[], Any], timeout: float) -> None:
+        """Put the next delivery, in the order the machine decides, into `taken`.
+
+        It stays there until the consumer has made its batch of it, however often a signal handler
+        raises in between.
+        """
         self._check_owner()
         machine = self.machine
-        with self.lock, self._undivided():
-            if self.closing:
-                if self.ended:
-                    return m.END  # and stays so, however often it is asked
-                self._check()
-            if machine.draws_due:
-                self._draw(draw)
-            taken: Any = machine.take()
-            if taken is None and self._hear_awaited():
-                taken = machine.take()
-            if taken is None or isinstance(taken, m.GaveUp):
-                taken = self._wait(draw, timeout)
-            if isinstance(taken, m.Delivery):
-                self.stats.batches += 1
-                if isinstance(taken.result, codec.Parcel):
-                    self.stats.bytes += taken.result.nbytes
-                self._draw(draw)
-            else:
-                self.ended = taken is m.END
-            return taken  # type: ignore[no-any-return]
+        with self.lock:
+            self._enter()
+            try:
+                if self.closing:
+                    if self.ended:
+                        self.taken = m.END  # and stays so, however often it is asked
+                        self._midway = False
+                        return
+                    self._check()
+                if machine.draws_due:
+                    self._draw(draw)
+                taken: Any = machine.take()
+                if taken is None and self._hear_awaited():
+                    taken = machine.take()
+                if taken is None or isinstance(taken, m.GaveUp):
+                    taken = self._wait(draw, timeout)
+                self.taken = taken
+                if isinstance(taken, m.Delivery):
+                    stats = self.stats
+                    stats.batches += 1
+                    if isinstance(taken.result, codec.Parcel):
+                        stats.bytes += taken.result.nbytes
+                    self._draw(draw)
+                else:
+                    self.ended = taken is m.END
+            except BaseException as error:
+                if self._midway:
+                    self._break(error)
+                raise
+            self._midway = False
+
+    def _enter(self) -> None:
+        """From here until `_midway` is False again nothing may be left half done.
+
+        A signal handler may raise between any two instructions. While we only wait that does no
+        harm; elsewhere a message or an index may be lost, and the pool must not go on as if
+        nothing had been. The flag also tells when not even the ``except`` clause has run, because
+        a second signal struck there.
+        """
+        if self._midway:
+            self._break(None)
+        self._midway = True
+
+    @contextlib.contextmanager
+    def _undivided(self) -> Iterator[None]:
+        """The lock, and `_enter`, for all that is less often done than `next`."""
+        with self.lock:
+            self._enter()
+            try:
+                yield
+            except BaseException as error:
+                if self._midway:
+                    self._break(error)
+                raise
+            self._midway = False
 
     def _wait(
         self, draw: Callable[[], Any], timeout: float
@@ -220,6 +258,7 @@ class Pool:
                 if deadline is not None:
                     deadline = time.monotonic() + timeout
             elif deadline is not None and time.monotonic() >= deadline:
+                self._midway = False
                 raise TimedOut
             now = time.monotonic()
             self._check()
@@ -230,48 +269,50 @@ class Pool:
 
     def _hear_awaited(self) -> bool:
         """Take in one message of the worker the consumer waits for, if it has sent one."""
-        try:
-            awaited = self.machine.awaited()
-            channel = None if awaited is None else self._places[awaited].channel
-            message = None if channel is None else channel.poll()
-            if awaited is None or message is None:
-                return False
-            self._message(awaited, message)
-        except BaseException as error:
-            self._break(error)
-            raise
+        awaited = self.machine.awaited()
+        channel = None if awaited is None else self._places[awaited].channel
+        message = None if channel is None else channel.poll()
+        if awaited is None or message is None:
+            return False
+        self._message(awaited, message)
         return True
 
     def resume(self, shared_seed: int | None, draw: Callable[[], Any]) -> None:
         """Begin another epoch on the same workers."""
         self._check_owner()
-        with self.lock:
+        with self._undivided():
             self._check()
+            self.taken = self._sampler_error = None
             self._shared_seed = shared_seed
             self._carry_out(self.machine.resume(shared_seed))
             self._draw(draw)
 
     def fill(self, draw: Callable[[], Any]) -> None:
         """Give the workers their first tasks."""
-        with self.lock:
+        with self._undivided():
             self._draw(draw)
 
     def pid(self, worker: int, timeout: float = 30.0) -> int | None:
         """The pid of a worker, waiting until it is known."""
         deadline = time.monotonic() + timeout
-        with self.lock:
-            while not self.closed and self._places[worker].pid is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or self.machine.failure is not None:
-                    break
-                self._pump(left)
-            return self._places[worker].pid
+        place = self._places[worker]
+        while place.pid is None and self.machine.failure is None:
+            if not self._learn(deadline - time.monotonic()):
+                break
+        return place.pid
 
     def exitcode(self, worker: int) -> int | None:
+        self._learn(0)
+        return self._places[worker].exitcode
+
+    def _learn(self, timeout: float) -> bool:
+        """Take in what has happened; whether it makes sense to ask again."""
         with self.lock:
-            if not self.closed:
-                self._pump(0)
-            return self._places[worker].exitcode
+            if self.closed or self._midway:  # midway: a signal handler of this thread asks
+                return False
+            with self._undivided():
+                self._pump(timeout)
+            return timeout > 0
 
     def signal(self, worker: int, number: int) -> None:
         with self.lock:
@@ -331,7 +372,7 @@ class Pool:
 
     def look(self) -> float | None:
         """One look of the watch: deal with what has happened; seconds until the next look."""
-        with self.lock:
+        with self._undivided():
             if self.closing:
                 return None
             self._pump(0)
@@ -366,8 +407,9 @@ class Pool:
         if self.closing:
             if _exiting and threading.current_thread() is not threading.main_thread():
                 # Ends a daemon thread without a word (only if it is exactly this type).
-                self._harmless = SystemExit()
-                raise self._harmless
+                self._midway = False
+                raise SystemExit
+            self._midway = False
             raise LoaderClosed(
                 "this iterator was closed or interrupted; iter(loader) makes a new one"
             ) from self.broken
@@ -377,62 +419,46 @@ class Pool:
             try:
                 index = draw()
             except StopIteration:
+                if self._sampler_error is not None:
+                    self._midway = False
+                    raise LoaderClosed(
+                        f"the sampler ended with {self._sampler_error!r} in an earlier next() and "
+                        "has no more to give, so this epoch would be too short; iter(loader) "
+                        "begins a new one"
+                    ) from self._sampler_error
                 self.machine.drained()
             except BaseException as error:
-                self._harmless = error
+                self._sampler_error = error
+                if _raised_inside(error, draw):
+                    self._midway = False
                 raise
             else:
+                self._sampler_error = None
                 self._carry_out(self.machine.draw(index))
 
     def _pump(self, timeout: float | None) -> bool:
-        """Wait for something to happen and deal with it; whether a worker was heard.
-
-        An interrupt while we wait does no harm. One that strikes while a message is being dealt
-        with leaves the machine in a state nobody has thought of: the pool closes.
-        """
+        """Wait for something to happen and deal with it; whether a worker was heard."""
         if self._hear_awaited():
             return True
         limit = self._interval()
         wait = limit if timeout is None else min(limit, max(0.0, timeout))
-        self._waiting = True
+        self._midway = False
         events = self._poll.poll(wait * 1000)
-        self._waiting = False
+        self._midway = True
         heard = False
-        try:
-            for fd, mask in events:
-                if self.closing:  # by a signal handler or the garbage collector, in this thread
-                    return heard
-                heard |= self._attend(fd, mask)
-            self._mind_the_time()
-        except BaseException as error:
-            self._break(error)
-            raise
+        for fd, mask in events:
+            if self.closing:  # by a signal handler or the garbage collector, in this thread
+                return heard
+            heard |= self._attend(fd, mask)
+        self._mind_the_time()
         return heard
 
-    @contextlib.contextmanager
-    def _undivided(self) -> Iterator[None]:
-        """What a signal handler that raises must not leave half done, or a batch would be lost.
-
-        Harmless are: our own words to the consumer, what the sampler raises, and what strikes
-        while we only wait.
-        """
-        self._waiting = False
-        try:
-            yield
-        except (TimedOut, LoaderClosed):
-            raise
-        except BaseException as error:
-            if not self._waiting and error is not self._harmless:
-                self._break(error)
-            raise
-        finally:
-            self._harmless = None
-
-    def _break(self, error: BaseException) -> None:
-        """Something struck while a message was being dealt with: nobody can go on from there."""
+    def _break(self, error: BaseException | None) -> None:
+        """Something struck in the middle of something: nobody can go on from there."""
         if not self.closing:
             self.broken = error
         self.close()
+        self._midway = False
 
     def _attend(self, fd: int, mask: int) -> bool:
         """One descriptor is ready."""
@@ -809,6 +835,16 @@ def sample_at(index: Any, position: int | None) -> Any:
     if isinstance(index, (list, tuple)) and position is not None and position < len(index):
         return index[position]
     return index if position is not None else None
+
+
+def _raised_inside(error: BaseException, function: Callable[..., Any]) -> bool:
+    """Whether it was raised below the function and not in its own frame, where a signal handler
+    may have struck when the result was there already."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = getattr(function, "__code__", None)
+    return trace is not None and trace.tb_frame.f_code not in (Pool._draw.__code__, code)
 
 
 def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:

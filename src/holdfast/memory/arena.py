@@ -38,8 +38,8 @@ Weak-reference callbacks may run at any moment, in any thread, inside any statem
 Here they do one thing, ``deque.append``, which is a single C call: it cannot be interrupted by a
 signal handler, needs no lock, and is harmless in a process that was forked off.
 
-What this does not cover: a child that the *user* forks off the main process sees the same pages.
-Once main has let go of a batch, its bytes change in that child too.
+A child that the user forks off the main process has the same pages; what is lent out then stays
+lent until that child is gone: see `forks`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from . import forks
 
 __all__ = ["Arena", "Block", "Extents", "Window", "create", "default_capacity"]
 
@@ -300,9 +302,10 @@ def _outside(blocks: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int,
 class _Ref(weakref.ref[Bytes]):
     """A weak reference to the array on a block; the callback finds the block in it."""
 
-    __slots__ = ("nbytes", "offset")
+    __slots__ = ("delivered", "nbytes", "offset")
     offset: int
     nbytes: int
+    delivered: bool  # only of leases: whether the user may have it
 
 
 class Block:
@@ -526,6 +529,7 @@ class Window:
         self.released = Released()
         self._pid = os.getpid()
         self._map: Mapping | None = Mapping(fd, self.capacity)
+        _windows.add(self)
 
     @property
     def held_bytes(self) -> int:
@@ -547,12 +551,29 @@ class Window:
         ref = _Ref(array, self.released.append)
         ref.offset = offset
         ref.nbytes = nbytes
+        ref.delivered = False
         self.released.leases[offset] = ref
         self.released.nbytes += nbytes
         return array
 
+    def deliver(self, offsets: Iterable[int]) -> None:
+        """The user gets these: from now on a fork may copy them."""
+        leases = self.released.leases
+        for offset in offsets:
+            ref = leases.get(offset)
+            if ref is not None:
+                ref.delivered = True
+
+    def delivered(self) -> list[Bytes]:
+        """The memory the user has of the blocks that are lent out."""
+        if os.getpid() != self._pid:
+            return []  # our parent's
+        leases = list(self.released.leases.values())
+        return [array for ref in leases if ref.delivered and (array := ref()) is not None]
+
     def take_released(self) -> list[int]:
         """All offsets released since the last call: tell them to the worker."""
+        forks.sweep()
         offsets = []
         while self.released:
             offsets.append(self.released.popleft())
@@ -586,6 +607,7 @@ class Window:
         mapping, self._map = self._map, None
         if mapping is None:
             return
+        forks.sweep()
         alive = [(ref, ref()) for ref in self.released.leases.values()]
         self.released.leases.clear()
         self.released.clear()
@@ -630,3 +652,20 @@ def _bury(
     known = all_orphans.pop(id(orphan), None)
     if known is not None and getpid() == known.pid:
         known.mapping.give_back(known.start, known.end)
+
+
+_windows: weakref.WeakSet[Window] = weakref.WeakSet()
+
+
+def _delivered() -> list[Bytes]:
+    """All memory of batches that the user of this process has, by all loaders."""
+    pid = os.getpid()
+    arrays = [array for window in list(_windows) for array in window.delivered()]
+    for orphan in list(_Orphan.all.values()):
+        array = orphan() if orphan.pid == pid else None
+        if array is not None:
+            arrays.append(array)
+    return arrays
+
+
+forks.protect(_delivered)

@@ -546,10 +546,11 @@ class Parcel:
     Dropping it unopened releases the blocks.
     """
 
-    __slots__ = ("_frame", "_leases", "_table", "nbytes")
+    __slots__ = ("_frame", "_leases", "_table", "_window", "nbytes")
 
     def __init__(self, frame: Frame, window: Window | None) -> None:
-        self._frame: memoryview | None = memoryview(frame)
+        self._frame = memoryview(frame)
+        self._window = window
         self._leases: list[Bytes] = []
         self._table: Any = None
         self.nbytes = len(frame)
@@ -565,21 +566,20 @@ class Parcel:
                     self.nbytes += nbytes
 
     def unpack(self) -> Any:
-        """The batch. Only once: from then on it is the batch that holds the blocks."""
+        """The batch. If something strikes in the middle of it, it can be unpacked again; whoever
+        has the batch lets go of the parcel, or it would hold the blocks as well."""
         frame, table = self._frame, self._table
-        memories: list[Any] = self._leases
-        if frame is None:
-            raise ValueError("this parcel has been unpacked")
-        self._frame, self._table, self._leases = None, None, []
         length, pickled, small = _HEADER.unpack_from(frame)
         at = _HEADER.size + length
         stream: Any = frame[at : at + pickled]
         if table is None:
             return pickle.loads(stream)
+        if self._window is not None:
+            self._window.deliver(table[0])
+        memories: list[Any] = [*self._leases]
         _, _, large, shared, entries, outline, pickle_block = table
         if pickle_block is not None:
             stream = memories[pickle_block]
-            memories[pickle_block] = None  # released as soon as it is read
         at += pickled + small
         parts = []
         for nbytes in large:
