@@ -175,9 +175,6 @@ def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persist
     assert not ended.left
 
 
-@pytest.mark.xfail(
-    strict=False, reason="an interrupt may cost one or two descriptors until the process ends"
-)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(
     stage: Stage, persistent: bool

@@ -42,11 +42,17 @@ def deferred() -> Iterator[None]:
         for number in _NUMBERS:
             handler = signal.getsignal(number)
             if callable(handler):
+                # In this order: if a handler that is still in place raises in between, what is
+                # brought back is what was there.
                 _put_aside[number] = handler
                 signal.signal(number, lambda number, frame: caught.append(number))
         yield
     finally:
-        restore()
+        try:
+            restore()
+        except BaseException:  # a handler that is back already raised: bring back the others too
+            restore()
+            raise
         with contextlib.ExitStack() as again:  # all of them, though the first one may raise
             for which in dict.fromkeys(caught):
                 again.callback(signal.raise_signal, which)
@@ -55,4 +61,5 @@ def deferred() -> Iterator[None]:
 def restore() -> None:
     """Bring the handlers back: after the block, and in a process forked inside it."""
     for number in reversed(list(_put_aside)):  # Ctrl-C, the first in the list, comes back last
-        signal.signal(number, _put_aside.pop(number))
+        signal.signal(number, _put_aside[number])
+        _put_aside.pop(number, None)

@@ -32,7 +32,7 @@ from holdfast.engine import machine as m
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
-from holdfast.engine.pool import Failed, Pool, Refused, TimedOut, WorkerHandle
+from holdfast.engine.pool import Failed, Pool, Refused, TimedOut, WorkerHandle, close_surely
 from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
@@ -125,7 +125,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 on_incident=on_incident,
                 stats=stats,
             )
-            self._finalizer = weakref.finalize(self, self._pool.close)
+            self._finalizer = weakref.finalize(self, close_surely, self._pool)
             self._finalizer.atexit = False  # all pools are closed together then
         self._reset(loader, first_iter=True)
 

@@ -57,7 +57,7 @@ from holdfast.memory import arena as arenas
 from holdfast.memory import codec
 from holdfast.memory.arena import Window
 
-__all__ = ["Failed", "Pool", "Refused", "TimedOut", "WorkerHandle"]
+__all__ = ["Failed", "Pool", "Refused", "TimedOut", "WorkerHandle", "close_surely"]
 
 log = logging.getLogger("holdfast")
 
@@ -807,20 +807,35 @@ def close_all(pools: Iterable[Pool]) -> None:
     """Close several pools within one deadline. Safe to call twice, from anywhere."""
     mine = [pool for pool in pools if pool.owner == os.getpid()]
     begun = []
-    with interrupts.deferred(), contextlib.ExitStack() as locks:
-        for pool in mine:
-            pool.closing = True
-            if next(pool.closers) == 0:
-                os.eventfd_write(pool.wake, 1)  # wakes whoever waits with the lock in hand
-            locks.enter_context(pool.lock)  # who comes second waits for the first
-            if not pool.closed:
-                begun.append(pool)
-                pool._begin_to_close()
-        deadline = time.monotonic() + CLOSE_WITHIN
+    with interrupts.deferred():
+        with contextlib.ExitStack() as locks:
+            for pool in mine:
+                pool.closing = True
+                if next(pool.closers) == 0:
+                    os.eventfd_write(pool.wake, 1)  # wakes whoever waits with the lock in hand
+                locks.enter_context(pool.lock)  # who comes second waits for the first
+                if not pool.closed:
+                    begun.append(pool)
+                    pool._begin_to_close()
+            deadline = time.monotonic() + CLOSE_WITHIN
+            for pool in begun:
+                pool._finish_closing(deadline)
         for pool in begun:
-            pool._finish_closing(deadline)
-    for pool in begun:
-        pool.dismiss_watch()
+            pool.dismiss_watch()
+
+
+def close_surely(pool: Pool) -> None:
+    """For a finalizer, which has one chance only: a signal handler that raises on the way into
+    `close_all` must not leave the workers behind."""
+    struck: BaseException | None = None
+    for _ in range(100):
+        try:
+            close_all([pool])
+            break
+        except BaseException as error:
+            struck = error
+    if struck is not None:
+        raise struck
 
 
 @atexit.register
