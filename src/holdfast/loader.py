@@ -21,6 +21,7 @@ from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
 
 if sys.platform == "linux":
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
+    from holdfast.engine.pool import Pool, close_all
 
 __all__ = ["DataLoader"]
 
@@ -37,7 +38,7 @@ class _Runtime:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.iterator: Any = None  # kept between epochs by persistent workers
-        self.iterators: weakref.WeakSet[ProcessIterator] = weakref.WeakSet()
+        self.pools: weakref.WeakSet[Pool] = weakref.WeakSet()
         self.incidents: list[Incident] = []
         self.stats = Stats()
 
@@ -134,7 +135,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         runtime = self._runtime
         figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
-        figures["held_bytes"] = sum(one.held_bytes() for one in list(runtime.iterators))
+        figures["held_bytes"] = sum(pool.held_bytes() for pool in list(runtime.pools))
         return figures
 
     # -- iterating ------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return SingleProcessIterator(self, runtime.stats)
         self.check_worker_number_rationality()
         iterator = ProcessIterator(self, self._options(), runtime.stats, runtime.incidents.append)
-        runtime.iterators.add(iterator)
+        runtime.pools.add(iterator._pool)
         return iterator
 
     def _settle(self) -> None:
@@ -190,8 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """End all workers of this loader now. It can be iterated again; batches stay valid."""
         runtime = self._runtime
         if runtime.owner == os.getpid():
-            for iterator in list(runtime.iterators):
-                iterator._shutdown_workers()
+            close_all(runtime.pools)  # also those whose iterator is gone already
         runtime.iterator = None
 
     def __enter__(self) -> DataLoader[T_co]:

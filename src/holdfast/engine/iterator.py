@@ -32,7 +32,7 @@ from holdfast.engine import machine as m
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
-from holdfast.engine.pool import Failed, Pool, Refused, TimedOut, WorkerHandle, close_surely
+from holdfast.engine.pool import Failed, Pool, Refused, TimedOut, WorkerHandle
 from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
@@ -125,7 +125,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 on_incident=on_incident,
                 stats=stats,
             )
-            self._finalizer = weakref.finalize(self, close_surely, self._pool)
+            self._finalizer = weakref.finalize(self, self._pool.dismiss)
             self._finalizer.atexit = False  # all pools are closed together then
         self._reset(loader, first_iter=True)
 
@@ -136,13 +136,7 @@ class ProcessIterator(_BaseDataLoaderIter):
     @property
     def usable(self) -> bool:
         """Whether another epoch can begin on these workers."""
-        pool = self._pool
-        broken = pool.closed or pool.refused is not None or pool.machine.failure is not None
-        return self._owner == os.getpid() and not broken
-
-    def held_bytes(self) -> int:
-        """Bytes of batches that the consumer keeps."""
-        return self._pool.held_bytes()
+        return self._owner == os.getpid() and self._pool.usable
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -180,25 +174,21 @@ class ProcessIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         pool = self._pool
-        if pool.taken is None:
-            try:
-                pool.next(self._next_index, self._timeout)
-            except TimedOut:
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-            except (KeyboardInterrupt, SystemExit):
-                self._shutdown_workers()
-                raise
-        taken = pool.taken
-        if isinstance(taken, m.Delivery):
-            result = taken.result
-            if not isinstance(result, Parcel):
-                error = self._error(taken)
+        try:
+            with pool.lock:  # two threads may share an iterator
+                taken = pool.taken
+                if taken is None:
+                    taken = pool.next(self._next_index, self._timeout)
+                if isinstance(taken, m.Delivery):
+                    data = self._unwrap(taken)
+                    pool.taken = None
+                    return data
                 pool.taken = None
-                raise error
-            data = self._unpack(result)
-            pool.taken = None
-            return data
-        pool.taken = None
+        except TimedOut:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+        except (KeyboardInterrupt, SystemExit):
+            self._shutdown_workers()
+            raise
         if isinstance(taken, m.GaveUp):
             error = gave_up(taken, pool.machine.restarts, list(pool.obituaries))
             self._shutdown_workers()
@@ -210,16 +200,22 @@ class ProcessIterator(_BaseDataLoaderIter):
             self._shutdown_workers()
         raise StopIteration
 
-    def _unpack(self, parcel: Parcel) -> Any:
+    def _unwrap(self, delivery: m.Delivery) -> Any:
+        """The batch, or the error that stands for it."""
+        result = delivery.result
+        if not isinstance(result, Parcel):
+            error = self._error(delivery)
+            self._pool.taken = None
+            raise error
         try:
-            data = parcel.unpack()
+            data = result.unpack()
             return _pin(data, self._pin_memory_device) if self._pin_memory else data
         except BaseException:
             # A signal handler that raised may have struck here: the batch is still to be had. But
             # a batch that cannot be unpacked must not be in the way for ever.
-            if self._stuck is parcel:
+            if self._stuck is result:
                 self._pool.taken = None
-            self._stuck = parcel
+            self._stuck = result
             raise
 
     def _error(self, delivery: m.Delivery) -> BaseException:

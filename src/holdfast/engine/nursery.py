@@ -236,6 +236,8 @@ class Nursery:
         return True
 
     def close(self) -> None:
+        if self.closed:
+            return
         self.closed = True
         self.control.close()
         os.close(self.pidfd)

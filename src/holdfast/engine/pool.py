@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -32,7 +31,6 @@ from typing import Any
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import tidy
-from holdfast.engine import interrupts
 from holdfast.engine import machine as m
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.exceptions import Failure
@@ -57,7 +55,7 @@ from holdfast.memory import arena as arenas
 from holdfast.memory import codec
 from holdfast.memory.arena import Window
 
-__all__ = ["Failed", "Pool", "Refused", "TimedOut", "WorkerHandle", "close_surely"]
+__all__ = ["Failed", "Pool", "Refused", "TimedOut", "WorkerHandle", "close_all"]
 
 log = logging.getLogger("holdfast")
 
@@ -70,6 +68,10 @@ LONGEST_WAIT = 30.0  # seconds between two looks of the watch, at most
 _CONTENT = 1 + HEAD.size
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_leaving: set[Pool] = set()  # pools whose watch has been told to close them
+_descriptors = threading.Lock()
+"""Held while descriptors are closed, or made and passed on by a fork: a number that one thread has
+just closed may already be another's."""
 _exiting = False  # the interpreter is
 
 
@@ -91,6 +93,9 @@ class Refused:
 
 class TimedOut(Exception):
     """Nothing arrived within the loader's `timeout`."""
+
+
+Taken = m.Delivery | m.GaveUp | Refused | m._End
 
 
 @dataclass(slots=True)
@@ -132,8 +137,7 @@ class Pool:
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
         self._midway = False  # in the middle of something that nobody can go on from
         self._sampler_error: BaseException | None = None  # the last word of the sampler
-        self.taken: m.Delivery | m.GaveUp | Refused | m._End | None = None
-        self.closers = itertools.count()  # who is first: next() of it is atomic
+        self.taken: Taken | None = None
         self.ended = False
         self.refused: Refused | None = None
         self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
@@ -145,10 +149,12 @@ class Pool:
         self.lock = threading.RLock()
         self._awake_since = self._last_look = self._next_look = time.monotonic()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = [self.wake]  # whoever takes it out rings it
+        self._done = threading.Event()
         self._poll = select.poll()
         self._channels: dict[int, int] = {}  # descriptor -> worker
         self._places: list[_Place] = []
-        with contextlib.ExitStack() as undo:
+        with _descriptors, contextlib.ExitStack() as undo:
             undo.callback(os.close, self.wake)
             if payload is not None:
                 undo.callback(payload.close)
@@ -171,16 +177,16 @@ class Pool:
             self._carry_out(machine.begin())
             self._watch.start()
         except BaseException:
-            self.close()
+            self.close_now()
             raise
 
     # -- the consumer's side --------------------------------------------------------------
 
-    def next(self, draw: Callable[[], Any], timeout: float) -> None:
-        """Put the next delivery, in the order the machine decides, into `taken`.
+    def next(self, draw: Callable[[], Any], timeout: float) -> Taken:
+        """The next delivery, in the order the machine decides.
 
-        It stays there until the consumer has made its batch of it, however often a signal handler
-        raises in between.
+        It stays in `taken` until the consumer has made its batch of it, however often a signal
+        handler raises in between.
         """
         self._check_owner()
         machine = self.machine
@@ -189,9 +195,8 @@ class Pool:
             try:
                 if self.closing:
                     if self.ended:
-                        self.taken = m.END  # and stays so, however often it is asked
                         self._midway = False
-                        return
+                        return m.END  # and stays so, however often it is asked
                     self._check()
                 if machine.draws_due:
                     self._draw(draw)
@@ -214,6 +219,7 @@ class Pool:
                     self._break(error)
                 raise
             self._midway = False
+            return taken  # type: ignore[no-any-return]
 
     def _enter(self) -> None:
         """From here until `_midway` is False again nothing may be left half done.
@@ -240,9 +246,7 @@ class Pool:
                 raise
             self._midway = False
 
-    def _wait(
-        self, draw: Callable[[], Any], timeout: float
-    ) -> m.Delivery | m.GaveUp | Refused | m._End:
+    def _wait(self, draw: Callable[[], Any], timeout: float) -> Taken:
         """Wait for what the consumer is to get."""
         began = now = time.monotonic()
         deadline = began + timeout if timeout > 0 else None
@@ -319,6 +323,13 @@ class Pool:
             if not self.closed:
                 self._nursery.signal(worker, self.machine.generation(worker), number)
 
+    @property
+    def usable(self) -> bool:
+        """Whether another epoch can begin on these workers."""
+        with self.lock:
+            over = self.closing or self._midway
+            return not over and self.refused is None and self.machine.failure is None
+
     def held_bytes(self) -> int:
         """Bytes of batches that the consumer keeps."""
         return sum(place.window.held_bytes for place in self._places)
@@ -327,31 +338,73 @@ class Pool:
         """End the workers and let go of everything but the batches the consumer keeps."""
         close_all([self])
 
-    def _begin_to_close(self) -> None:
+    def dismiss(self) -> None:
+        """Have the watch close the pool, and wait for nobody.
+
+        Finalizers and signal handlers may call it. Closing takes its time, and a Ctrl-C that
+        strikes in a finalizer is lost; in the watch's thread nothing strikes.
+        """
+        if self.owner != os.getpid():
+            return
+        try:
+            bell = self._bell.pop()
+        except IndexError:
+            return  # somebody else has
+        try:
+            _leaving.add(self)
+            os.eventfd_write(bell, 1)  # also wakes whoever waits with the lock in hand
+        finally:
+            self.closing = True
+
+    def wait_closed(self, deadline: float) -> None:
+        """Wait until it is closed, unless that depends on this very thread."""
+        here = threading.current_thread()
+        if self.owner != os.getpid() or self.lock._is_owned() or here in _watches:  # type: ignore[attr-defined]
+            return
+        if self._watch.is_alive():
+            self._done.wait(max(0.0, deadline - time.monotonic()))
+
+    def close_now(self) -> None:
+        """The closing itself, in the watch's thread."""
+        with self.lock:
+            self.closing = True
+            try:
+                self._send_all_away()
+                self._wait_for_all(time.monotonic() + CLOSE_WITHIN)
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Of everything, even if one of them makes trouble."""
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._done.set)
+            ends.callback(_leaving.discard, self)
+            ends.enter_context(_descriptors)
+            ends.callback(os.close, self.wake)
+            if self._payload is not None:
+                ends.callback(self._payload.close)
+            ends.callback(self._boxes.close)
+            for place in self._places:
+                ends.callback(os.close, place.arena)
+                ends.callback(place.window.close)
+            ends.callback(self._lifeline.cut)
+            ends.callback(self._nursery.close)
+
+    def _send_all_away(self) -> None:
         """Tell everybody; wait for nobody."""
         self.closed = True
         self.machine.stop()
         _pools.discard(self)
-        for place in self._places:
-            if place.channel is not None:
-                place.channel.close()  # idle workers see the end, sending ones a broken pipe
+        with _descriptors:
+            for place in self._places:
+                if place.channel is not None:
+                    place.channel.close()  # idle workers see the end, sending ones a broken pipe
         if self._nursery.closed:
             return
         if self._payload is not None and all(place.pid is None for place in self._places):
             self._nursery.kill()  # still importing torch; there is nobody to be let finish
         else:
             self._nursery.stop(GRACE)
-
-    def _finish_closing(self, deadline: float) -> None:
-        if not self._nursery.closed:
-            self._bury_nursery(deadline)
-        self._lifeline.cut()
-        for place in self._places:
-            place.window.close()
-            os.close(place.arena)
-        self._boxes.close()
-        if self._payload is not None:
-            self._payload.close()
 
     def disown(self) -> None:
         """In a process forked from this one: let go of descriptors that are not ours to hold."""
@@ -363,12 +416,6 @@ class Pool:
             self._nursery.control.close()
 
     # -- watching -------------------------------------------------------------------------
-
-    def dismiss_watch(self) -> None:
-        """The last step of closing, without the lock, which the watch may be waiting for."""
-        if self._watch.is_alive() and threading.current_thread() is not self._watch:
-            self._watch.join(1.0)
-        os.close(self.wake)
 
     def look(self) -> float | None:
         """One look of the watch: deal with what has happened; seconds until the next look."""
@@ -457,7 +504,7 @@ class Pool:
         """Something struck in the middle of something: nobody can go on from there."""
         if not self.closing:
             self.broken = error
-        self.close()
+        self.dismiss()
         self._midway = False
 
     def _attend(self, fd: int, mask: int) -> bool:
@@ -775,8 +822,10 @@ class Pool:
 
         nurse.serve(deliver)
 
-    def _bury_nursery(self, deadline: float) -> None:
+    def _wait_for_all(self, deadline: float) -> None:
         """Wait for the nursery's end, and for what it has to say of the workers' ends."""
+        if self._nursery.closed:
+            return
         nursery = self._nursery
         poll = select.poll()
         poll.register(nursery.control, select.POLLIN)
@@ -800,49 +849,32 @@ class Pool:
         for place in self._places:
             if place.exitcode is None:
                 place.exitcode = -signal.SIGKILL
-        nursery.close()
 
 
 def close_all(pools: Iterable[Pool]) -> None:
     """Close several pools within one deadline. Safe to call twice, from anywhere."""
-    mine = [pool for pool in pools if pool.owner == os.getpid()]
-    begun = []
-    with interrupts.deferred():
-        with contextlib.ExitStack() as locks:
-            for pool in mine:
-                pool.closing = True
-                if next(pool.closers) == 0:
-                    os.eventfd_write(pool.wake, 1)  # wakes whoever waits with the lock in hand
-                locks.enter_context(pool.lock)  # who comes second waits for the first
-                if not pool.closed:
-                    begun.append(pool)
-                    pool._begin_to_close()
-            deadline = time.monotonic() + CLOSE_WITHIN
-            for pool in begun:
-                pool._finish_closing(deadline)
-        for pool in begun:
-            pool.dismiss_watch()
-
-
-def close_surely(pool: Pool) -> None:
-    """For a finalizer, which has one chance only: a signal handler that raises on the way into
-    `close_all` must not leave the workers behind."""
-    struck: BaseException | None = None
-    for _ in range(100):
-        try:
-            close_all([pool])
-            break
-        except BaseException as error:
-            struck = error
-    if struck is not None:
-        raise struck
+    pools = list(pools)
+    for pool in pools:
+        pool.dismiss()
+    deadline = time.monotonic() + CLOSE_WITHIN + 0.5
+    for pool in pools:
+        pool.wait_closed(deadline)
 
 
 @atexit.register
 def _close_at_exit() -> None:
     global _exiting
     _exiting = True
-    close_all(list(_pools))
+    close_all({*_pools, *_leaving})
+
+
+def _in_child() -> None:
+    global _descriptors
+    _descriptors = threading.Lock()  # whoever held it is not here
+    _leaving.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def sample_at(index: Any, position: int | None) -> Any:
@@ -862,8 +894,12 @@ def _raised_inside(error: BaseException, function: Callable[..., Any]) -> bool:
     return trace is not None and trace.tb_frame.f_code not in (Pool._draw.__code__, code)
 
 
+_watches: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
 def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
     """The watch: it must not keep the pool alive, and holds no lock while it waits."""
+    _watches.add(threading.current_thread())
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     watched: tuple[int, ...] = ()
@@ -873,18 +909,18 @@ def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
             return
         try:
             wait = pool.look()
-            if wait is None:
-                return
-            if pool.watched() != watched:
+            if wait is not None and pool.watched() != watched:
                 for fd in watched:
                     poll.unregister(fd)
                 watched = pool.watched()
                 for fd in watched:
                     poll.register(fd, select.POLLIN)
         except Exception as error:
-            if pool.broken is error or not pool.closing:  # else garbage collection closed it here
+            if pool.broken is error or not pool.closing:
                 log.exception("the watch over the workers failed; the loader is closed")
-                pool.close()
+            wait = None
+        if wait is None:
+            pool.close_now()
             return
         del pool
         poll.poll(wait * 1000)
