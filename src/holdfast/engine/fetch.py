@@ -8,7 +8,6 @@ while they are in the cache, instead of being kept until the whole batch can be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import monotonic
 from typing import Any, Protocol
 
 from torch.utils.data import default_collate
@@ -90,22 +89,22 @@ class MapFetcher(_Base):
             data = self.dataset.__getitems__(index)
         else:
             placement = self._placement(index)  # lives until its rows are collated
-            data = self._one_by_one(task, index, placement)
+            data = self._one_by_one(index, placement)
         return self._collate(task, data)
 
-    def _one_by_one(self, task: int, index: Any, placement: Placement | None) -> list[Any]:
+    def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
         data: list[Any] = []
-        mark, dataset = self.recorder.mark, self.dataset
+        cell, dataset = self.recorder.cell, self.dataset
         keys = enumerate(index)
         if placement is not None:
             # No variable may hold a sample here: its memory is for the next one.
             for position, key in keys:
-                mark(task, position, FETCH, monotonic())
+                cell[0] = position
                 data.append(placement.place(dataset[key]))
                 if placement.useless:
                     break
         for position, key in keys:
-            mark(task, position, FETCH, monotonic())
+            cell[0] = position
             data.append(dataset[key])
         return data
 
@@ -126,9 +125,10 @@ class IterableFetcher(_Base):
             self.recorder.note(task, 0, FETCH)
             return self._collate(task, next(self.iterator))
         data = []
+        cell = self.recorder.cell
         placement = self._placement(index)
         for position, _ in enumerate(index):
-            self.recorder.note(task, position, FETCH)
+            cell[0] = position
             try:
                 if placement is None:
                     data.append(next(self.iterator))

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.autopsy.blackbox import BlackBoxes
+from holdfast.autopsy.blackbox import BlackBoxes, Note
 from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
@@ -108,6 +108,8 @@ class _Place:
     pid: int | None = None
     exitcode: int | None = None
     busy_since: float = 0.0
+    note: Note | None = None  # of its black box, when we last looked, and since when it is so
+    note_since: float = 0.0
     epoch_state: bytes | None = None
     dataset_state: bytes | None = None
     heard: bool = False
@@ -713,7 +715,9 @@ class Pool:
                 place.heard = False  # it has spoken since the last look
                 continue
             note = self._boxes.note(worker)
-            silent_since = max(place.busy_since, note.since, self._awake_since)
+            if note != place.note:
+                place.note, place.note_since = note, now
+            silent_since = max(place.busy_since, place.note_since, self._awake_since)
             patience = self.machine.patience(worker, self._stall_timeout)
             if note.step == "boot":
                 patience = max(patience, BOOT_ALLOWANCE)

@@ -46,22 +46,40 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
     return seed
 
 
+class _Slot:
+    """Where a state is written to, taken apart once: slicing an array costs more than a copy."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self.memory = memory
+        view = memory.data
+        self.head = view[:_BODY]
+        self.torch: int = memory.ctypes.data + _BODY
+        self.python = view[_PYTHON_AT:_NUMPY_AT]
+        self.numpy = view[_NUMPY_AT:SIZE]
+
+
 class Randomness:
     """Saves the random state of this process quickly, again and again."""
 
     def __init__(self) -> None:
-        self._python = self._python_memory()
+        self._slots: dict[int, _Slot] = {}
+        memory = self._python_memory()
+        self._python = None if memory is None else memory.data
         self._generator: Any = None
         self._numpy: Bytes | None = None
         self._numpy_last = b""
         self._gauss = (False, 0.0)
 
     def save(self, slot: Bytes) -> None:
-        """Write the present state into `slot`, which has at least `SIZE` bytes."""
+        """Write the present state into `slot`, which has at least `SIZE` bytes and is written to
+        again and again."""
         numpy_memory = self._numpy_memory()
         if self._python is None or numpy_memory is None:
             self._save_pickled(slot)
             return
+        parts = self._slots.get(id(slot))
+        if parts is None:
+            parts = self._slots[id(slot)] = _Slot(slot)
         numpy_raw = numpy_memory.tobytes()
         has_gauss, gauss = self._gauss
         if has_gauss or numpy_raw != self._numpy_last:
@@ -69,11 +87,12 @@ class Randomness:
             has_gauss, gauss = self._gauss = bool(state["has_gauss"]), float(state["gauss"])
             self._numpy_last = numpy_raw
         python_gauss = random._inst.gauss_next  # type: ignore[attr-defined]
-        slot[_BODY:_PYTHON_AT] = torch.default_generator.get_state().numpy()
-        slot[_PYTHON_AT:_NUMPY_AT] = self._python
-        slot[_NUMPY_AT:SIZE] = numpy_memory
+        torch_state = torch.default_generator.get_state()
+        ctypes.memmove(parts.torch, torch_state.data_ptr(), _TORCH)
+        parts.python[:] = self._python
+        parts.numpy[:] = numpy_raw
         _HEAD.pack_into(
-            slot.data,
+            parts.head,
             0,
             _RAW,
             SIZE,
