@@ -249,7 +249,7 @@ def test_a_replacement_is_asked_for_what_was_not_answered_and_nothing_else() -> 
     machine.handle(m.WorkerReady(0, 0))
     machine.handle(m.BatchReady(0, 0, 0, "zero"))
     start, *dispatched = machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
-    assert start == m.Start(0, 1, answered=1, epoch=0, replica=1, exhausted=False)
+    assert start == m.Start(0, 1, answered=1, passed=0, replica=1, exhausted=False)
     assert [action.item.number for action in dispatched] == [1, 2]
 
 

@@ -395,10 +395,6 @@ class _NumberedIterator:
         return {"number": numbers, "worker": torch.zeros_like(numbers)}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Incident.action says 'replaced; the sample is given up' where nobody was put in place",
-)
 def test_an_incident_says_what_was_done_about_a_poisoned_iterable(tmp_path: Path) -> None:
     """Its replica is over, so nobody is put in its place, and nobody is said to be."""
     case = Case("SIGSEGV", "sample", kind="iterable", always=True)

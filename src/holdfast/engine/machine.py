@@ -198,8 +198,8 @@ class Start:
     worker: int
     generation: int
     answered: int  # items this seat has answered in all
-    epoch: int  # the epoch its replica is in
-    replica: int  # tasks answered in that epoch
+    passed: int  # epochs before its replica's, without those of which it has made nothing
+    replica: int  # batches the replica has made in its epoch
     exhausted: bool  # whether its replica had ended
 
 
@@ -258,6 +258,7 @@ class _Seat:
     items: deque[Item] = field(default_factory=deque)
     answered: int = 0
     epoch: int = 0
+    passed: int = 0
     replica: int = 0
     failed_starts: int = 0
     condemned_at: float | None = None
@@ -486,6 +487,7 @@ class Machine:
             seat.replica += 1
         else:
             seat.epoch = item.epoch
+            seat.passed += seat.replica > 0
             seat.replica = 0
             seat.exhausted = False
         return item
@@ -570,6 +572,7 @@ class Machine:
             self._answered(seat)
             self._finish(head, verdict)
             if self.iterable:
+                seat.replica -= 1  # it was answered, and not made
                 self._close_replica(seat)  # there is no way past the sample but through it
 
     def _may_restart(self, death: Death) -> bool:
@@ -586,6 +589,6 @@ class Machine:
         seat.generation += 1
         seat.alive = True
         start = Start(
-            seat.id, seat.generation, seat.answered, seat.epoch, seat.replica, seat.exhausted
+            seat.id, seat.generation, seat.answered, seat.passed, seat.replica, seat.exhausted
         )
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]

@@ -26,7 +26,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy.blackbox import BlackBoxes
@@ -104,10 +104,10 @@ class _Place:
     exitcode: int | None = None
     busy_since: float = 0.0
     epoch_state: bytes | None = None
+    resting_state: bytes | None = None
     dataset_state: bytes | None = None
     heard: bool = False
     kill_confirmed: bool = False
-    gone: list[int] = field(default_factory=list)  # generations known to be dead
 
 
 class Pool:
@@ -491,9 +491,8 @@ class Pool:
             else:
                 assert kind == RESUMED, kind
                 place.epoch_state = message[content:]
-                # A state from before the first sample of an epoch may still be that of the end of
-                # the one before (a generator has not begun to run): from the start is right.
-                place.dataset_state = None
+                # That was the dataset's state before the epoch; there is none in it yet.
+                place.resting_state, place.dataset_state = place.dataset_state, None
                 event = m.Resumed(worker, generation)
         self._carry_out(machine.handle(event))
 
@@ -559,15 +558,15 @@ class Pool:
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))
+        replaced = any(isinstance(one, m.Start) for one in actions)
         if machine.failure is not None:
             action = "gave up"
         elif head is not None and isinstance(head.result, m.Poisoned):
-            action = "replaced; the sample is given up"
-        elif any(isinstance(one, m.Start) for one in actions):
-            action = "replaced, nothing lost"
+            action = "replaced; the sample is given up" if replaced else "the sample is given up"
+            place.dataset_state = None  # the state before that sample is none to go on from
         else:
-            action = "none needed"
-        self.stats.restarts += any(isinstance(one, m.Start) for one in actions)
+            action = "replaced, nothing lost" if replaced else "none needed"
+        self.stats.restarts += replaced
         incident = Incident(
             cause=cause,
             worker_id=worker,
@@ -695,11 +694,12 @@ class Pool:
             shared_seed=self._shared_seed,
             held=tuple(place.window.handover()),
             answered=action.answered,
-            epoch=action.epoch,
+            passed=action.passed,
             replica=action.replica,
             exhausted=action.exhausted,
             random_state=random_state,
             epoch_state=place.epoch_state,
+            resting_state=place.resting_state,
             dataset_state=place.dataset_state,
         )
         channel, theirs = pair()
