@@ -161,7 +161,6 @@ class Death:
     at: float
     sample: tuple[int, int | None] | None = None  # task number, position: being loaded just then
     perhaps_from_outside: bool = False  # SIGKILL or SIGTERM: the sample may be innocent
-    evidence: Any = None  # for the driver; the machine does not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +289,6 @@ class Machine:
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.draws_due = self.limit
-        self.outstanding = 0
         self.restarted: deque[Death] = deque()
         self._seats = [_Seat(worker) for worker in range(workers)]
         self._tasks: dict[int, Task] = {}
@@ -312,7 +310,6 @@ class Machine:
         """Another epoch on persistent workers. What is still out is executed and dropped."""
         self.epoch += 1
         self.draws_due = self.limit
-        self.outstanding = 0
         self._tasks.clear()
         self._arrived.clear()
         self._next_number = self._next_out = self._turn = 0
@@ -337,7 +334,6 @@ class Machine:
         self._tasks[task.number] = task
         self._next_number += 1
         self._load[worker] += 1
-        self.outstanding += 1
         seat = self._seats[worker]
         seat.items.append(task)
         if seat.alive:
@@ -419,9 +415,6 @@ class Machine:
         items = self._seats[worker].items
         return items[0] if items and isinstance(items[0], Task) else None
 
-    def ready(self, worker: int) -> bool:
-        return self._seats[worker].ready
-
     def condemned(self, worker: int) -> bool:
         """Whether we have sent this worker a fatal signal ourselves."""
         return self._seats[worker].condemned_at is not None
@@ -473,7 +466,6 @@ class Machine:
             return  # left over from an epoch the consumer broke off
         task.done = True
         task.result = result
-        self.outstanding -= 1
         if not self.in_order:
             self._arrived.append(task)
 
@@ -496,18 +488,13 @@ class Machine:
         task = self._answered(seat)
         assert isinstance(task, Task), number
         assert task.number == number, (task, number)
-        if task.epoch == self.epoch:
-            self.outstanding -= 1
         self._close_replica(seat)
 
     def _close_replica(self, seat: _Seat) -> None:
         """The worker answers nothing more of what it was given for this epoch."""
         seat.exhausted = True
         while seat.items and isinstance(seat.items[0], Task):
-            dropped = seat.items.popleft()
-            assert isinstance(dropped, Task)
-            if dropped.epoch == self.epoch:
-                self.outstanding -= 1
+            seat.items.popleft()
         if seat.epoch == self.epoch:
             seat.ended = True
             self.draws_due += 1

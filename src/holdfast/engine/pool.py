@@ -551,9 +551,11 @@ class Pool:
         in_flight = head is not None and note.task == head.number and note.step == "fetch"
         if in_flight and head is not None:
             sample = sample_at(head.index, note.position)
+        with_the_nursery = cause == "killed" and name is None  # which is no sample's doing
+        blamed = in_flight and not with_the_nursery
         death = m.Death(
             at=time.monotonic(),
-            sample=(head.number, note.position) if in_flight and head is not None else None,
+            sample=(head.number, note.position) if blamed and head is not None else None,
             perhaps_from_outside=cause == "killed" and name is not None,
         )
         before = machine.generation(worker)
@@ -781,20 +783,21 @@ def close_all(pools: Iterable[Pool]) -> None:
     """Close several pools within one deadline. Safe to call twice, from anywhere."""
     mine = [pool for pool in pools if pool.owner == os.getpid()]
     begun = []
-    with interrupts.deferred(), contextlib.ExitStack() as locks:
-        for pool in mine:
-            pool.closing = True
-            if next(pool.closers) == 0:
-                os.eventfd_write(pool.wake, 1)  # wakes whoever waits with the lock in hand
-            locks.enter_context(pool.lock)  # who comes second waits for the first
-            if not pool.closed:
-                begun.append(pool)
-                pool._begin_to_close()
-        deadline = time.monotonic() + CLOSE_WITHIN
+    with interrupts.deferred():  # to the last step, or an interrupt would leave a descriptor open
+        with contextlib.ExitStack() as locks:
+            for pool in mine:
+                pool.closing = True
+                if next(pool.closers) == 0:
+                    os.eventfd_write(pool.wake, 1)  # wakes whoever waits with the lock in hand
+                locks.enter_context(pool.lock)  # who comes second waits for the first
+                if not pool.closed:
+                    begun.append(pool)
+                    pool._begin_to_close()
+            deadline = time.monotonic() + CLOSE_WITHIN
+            for pool in begun:
+                pool._finish_closing(deadline)
         for pool in begun:
-            pool._finish_closing(deadline)
-    for pool in begun:
-        pool.dismiss_watch()
+            pool.dismiss_watch()
 
 
 @atexit.register
