@@ -133,6 +133,7 @@ class Pool:
         self._waiting = False
         self._harmless: BaseException | None = None
         self.closers = itertools.count()  # who is first: next() of it is atomic
+        self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.ended = False
         self.refused: Refused | None = None
         self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
@@ -336,6 +337,14 @@ class Pool:
                 return None
             self._pump(0)
             return self._interval()
+
+    def forsaken(self) -> bool:
+        """Whether nobody can use this pool any more.
+
+        The iterator's finalizer closes it then; but an interrupt that strikes just as Python calls
+        the finalizer is raised in there, and the call is lost.
+        """
+        return self.user is not None and self.user() is None
 
     def watched(self) -> tuple[int, ...]:
         """The descriptors whose readiness wakes the watch."""
@@ -825,6 +834,9 @@ def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
             return
         try:
             wait = pool.look()
+            if wait is not None and pool.forsaken():
+                pool.close()
+                return
             if wait is None:
                 return
             if pool.watched() != watched:
