@@ -10,10 +10,12 @@ is still there for some milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +24,6 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import pytest
 
 GRACE = 3.0
@@ -34,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest does this too, unless started with `-p no:faulthandler`.
     if not faulthandler.is_enabled():
         faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=True)
+
+
+def pytest_collection_finish() -> None:
+    """What the imports have made stays for good: no collection of garbage need look at it again.
+
+    With torch that is several hundred thousand objects, in this process and in all that are forked
+    from it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -51,20 +62,18 @@ _failed = pytest.StashKey[bool]()
 
 @pytest.fixture(autouse=True)
 def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    processes = set(_our_processes())
+    processes = _our_processes()
     names = _shm_names()
 
     yield
 
-    left_processes = _wait_until_gone(lambda: [p for p in _our_processes() if p not in processes])
+    left_processes = _wait_until_gone(lambda: sorted(_our_processes() - processes))
     left_names = _wait_until_gone(lambda: _without_strangers(_shm_names() - names))
 
-    described = [_describe(process) for process in left_processes]
-    for process in left_processes:
-        try:
-            process.kill()
-        except psutil.Error:
-            pass
+    described = [_describe(pid) for pid, _ in left_processes]
+    for pid, _ in left_processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     # A test that failed half-way had no chance to clean up: one error is enough.
     if request.node.stash.get(_failed, False):
         return
@@ -86,26 +95,34 @@ def _wait_until_gone(look: Callable[[], list[T]]) -> list[T]:
     return left
 
 
-def _our_processes() -> list[psutil.Process]:
-    me = psutil.Process()
-    found = me.children(recursive=True)
-    found += _orphans()
-    helpers = _standing_helpers()
-    return [p for p in found if p.pid not in helpers and not _is_zombie_of_a_stranger(p, me)]
+def _our_processes() -> set[tuple[int, int]]:
+    """Number and birth of our descendants, and of orphans in our process group.
 
-
-def _orphans() -> list[psutil.Process]:
-    reaper = _who_adopts_orphans()
-    if reaper == os.getppid():  # its own children could not be told from those it adopted
-        return []
+    One look at each process of the machine, since this runs twice for every test. Who is dead and
+    for somebody else to reap does not count; our own zombies are ours to reap and do.
+    """
+    me, group, reaper = os.getpid(), os.getpgrp(), _who_adopts_orphans()
+    adopted = reaper != os.getppid()  # or its own children could not be told from those
+    children: dict[int, list[tuple[int, int]]] = {}
     found = []
-    for process in psutil.process_iter():
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
         try:
-            if process.ppid() == reaper and os.getpgid(process.pid) == os.getpgrp():
-                found.append(process)
-        except (psutil.Error, ProcessLookupError):
-            pass
-    return found
+            fields = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        one, parent = (int(entry), int(fields[19])), int(fields[1])
+        if fields[0] in "ZX" and parent != me:
+            continue
+        children.setdefault(parent, []).append(one)
+        if adopted and parent == reaper and int(fields[2]) == group:
+            found.append(one)
+    found += children.get(me, ())
+    for pid, _ in found:  # grows as it goes
+        found += children.get(pid, ())
+    helpers = _standing_helpers()
+    return {one for one in found if one[0] not in helpers}
 
 
 @functools.cache
@@ -124,14 +141,6 @@ def _standing_helpers() -> set[int | None]:
     }
 
 
-def _is_zombie_of_a_stranger(process: psutil.Process, me: psutil.Process) -> bool:
-    """Dead, and for somebody else to reap. Our own zombies are ours to reap and do count."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE and process.ppid() != me.pid
-    except psutil.Error:
-        return True
-
-
 def _shm_names() -> set[str]:
     """Names of shared memory. Semaphores (`sem.…`) are multiprocessing's, under stock torch."""
     try:
@@ -145,9 +154,9 @@ def _without_strangers(names: set[str]) -> list[str]:
     `torch_<pid>_…`): they come from somebody else's run."""
     if not names:
         return []
-    ours = {os.getpid(), *(process.pid for process in _our_processes())}
-    strangers = set(psutil.pids()) - ours
-    for pid in strangers:
+    ours = {os.getpid(), *(pid for pid, _ in _our_processes())}
+    everybody = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+    for pid in everybody - ours:
         names = {name for name in names if not name.startswith(f"torch_{pid}_")}
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
@@ -157,12 +166,13 @@ def _without_strangers(names: set[str]) -> list[str]:
     return sorted(names)
 
 
-def _describe(process: psutil.Process) -> str:
+def _describe(pid: int) -> str:
     try:
-        line = " ".join(process.cmdline())
-        return f"pid {process.pid} ({process.status()}): {line[:200]}"
-    except psutil.Error as error:
-        return f"pid {process.pid}: {error}"
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError as error:
+        return f"pid {pid}: {error}"
+    return f"pid {pid} ({state}): {command[:200]}"
 
 
 if sys.platform != "linux":

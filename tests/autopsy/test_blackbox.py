@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from holdfast.autopsy.blackbox import COLLATE, FETCH, BlackBoxes, Note, Recorder
+from holdfast.autopsy.blackbox import COLLATE, FETCH, BlackBoxes, Recorder
 from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import tidy
 

@@ -27,7 +27,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*excessive worker creation"),
 ]
 
-START_METHODS = pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+# Our workers start under forkserver as under spawn.
+FORKSERVER = pytest.param("forkserver", marks=pytest.mark.slow)
+START_METHODS = pytest.mark.parametrize("context", ["fork", "spawn", FORKSERVER])
 
 
 def about_me(index: int) -> dict[str, Any]:

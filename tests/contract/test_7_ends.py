@@ -156,6 +156,7 @@ def test_exit_right_after_a_break_with_persistent_workers(which_script: str, con
     )
 
 
+@pytest.mark.slow  # tests/lifecycle has it with workers in every state
 def test_exit_with_a_live_iterator(which_script: str) -> None:
     assert_quiet_end(
         which_script,
@@ -233,6 +234,7 @@ def test_exit_while_the_feed_is_full_and_the_iterator_held(which_script: str) ->
     )
 
 
+@pytest.mark.slow  # tests/lifecycle has it too
 def test_an_exception_in_the_loop_ends_the_script_with_its_own_traceback_only(which: str) -> None:
     ended = run_script(
         which,

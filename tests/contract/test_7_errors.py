@@ -583,7 +583,7 @@ def test_an_unpicklable_dataset_is_no_problem_under_fork(loader_class: Loader) -
         assert list(loader) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_dataset_that_the_worker_cannot_import_is_named(
     holdfast_class: Loader, monkeypatch: pytest.MonkeyPatch, context: str
 ) -> None:
@@ -618,6 +618,7 @@ def test_a_script_without_main_guard_says_so_and_ends(which_script: str) -> None
         assert "__main__" in last, f"the error itself does not quote the child: {last}"
 
 
+@pytest.mark.slow  # others run such scripts too
 def test_the_same_script_with_a_guard_works(which_script: str) -> None:
     guarded = UNGUARDED.replace(
         "    loader =", '    if __name__ == "__main__":\n      loader ='

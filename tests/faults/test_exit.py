@@ -60,10 +60,8 @@ def check(**parts: str) -> None:
     assert not ended.left
 
 
-@pytest.mark.parametrize(
-    "state",
-    ["sleeps", *(pytest.param(name, marks=pytest.mark.slow) for name in list(HANGS)[1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("state", HANGS)
 def test_the_interpreter_exits_while_a_worker(state: str) -> None:
     check(sample=HANGS[state])
 

@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
 from holdfast.engine.faults import POINTS
@@ -395,16 +395,54 @@ class _NumberedIterator:
         return {"number": numbers, "worker": torch.zeros_like(numbers)}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Incident.action says 'replaced; the sample is given up' where nobody was put in place",
-)
 def test_an_incident_says_what_was_done_about_a_poisoned_iterable(tmp_path: Path) -> None:
     """Its replica is over, so nobody is put in its place, and nobody is said to be."""
     case = Case("SIGSEGV", "sample", kind="iterable", always=True)
     history = perform(case, tmp_path)
     replaced = [one for one in history.incidents if one.action.startswith("replaced")]
     assert history.restarts == len(replaced) == 1
+
+
+class PoisonedStream(IterableDataset[Any]):
+    """Ends the second worker at that sample, in every epoch."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        for number in range(4):
+            if (info.id, number) == (1, self.at):
+                os.kill(os.getpid(), signal.SIGSEGV)
+                time.sleep(60)
+            yield 10 * info.id + number
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_poisoned_iterable_is_no_hindrance_to_the_next_epoch(at: int) -> None:
+    """The replacement is sent through earlier epochs: not into what ended its predecessors."""
+    loader = holdfast.DataLoader(
+        PoisonedStream(at),
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
+        max_restarts=None,
+    )
+    with loader:
+        for _ in range(3):
+            got, errors = [], 0
+            iterator = iter(loader)
+            while True:
+                try:
+                    got.append(next(iterator))
+                except holdfast.PoisonSample:
+                    errors += 1
+                except StopIteration:
+                    break
+            assert sorted(got) == [0, 1, 2, 3, *range(10, 10 + at)]
+            assert errors == 1
+        assert len(loader.incidents) == 6
 
 
 def test_the_text_of_an_incident_reads_like_a_sentence(tmp_path: Path) -> None:

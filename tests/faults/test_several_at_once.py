@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,38 @@ def test_the_run_goes_on_when_the_nursery_is_killed_again_and_again(tmp_path: Pa
             kill_and_see_it_dead(found)
 
     check(MAP, run(MAP, tmp_path, interfere, max_restarts=None))
+
+
+class Attempts:
+    """Sample 4 comes at its third attempt only; each leaves a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4:
+            attempt = len(list(self.folder.iterdir()))
+            (self.folder / str(attempt)).touch()
+            if attempt < 2:
+                time.sleep(60)
+        return index
+
+
+def test_a_sample_is_not_blamed_for_the_death_of_the_nursery(tmp_path: Path) -> None:
+    """A crash of two workers in a row would convict it; here it was only there."""
+    with holdfast.DataLoader(Attempts(tmp_path), num_workers=2) as loader:
+        iterator = iter(loader)
+        got = [int(next(iterator)) for _ in range(4)]
+        for attempt in range(2):
+            seen = tmp_path / str(attempt)
+            assert eventually(seen.exists)
+            kill_and_see_it_dead(nursery(iterator))
+            assert eventually(lambda attempt=attempt: len(loader.incidents) >= 2 * (attempt + 1))
+        got += [int(batch) for batch in iterator]
+    assert got == list(range(8))
 
 
 @pytest.mark.slow

@@ -71,13 +71,38 @@ def golden(weather: Weather) -> History:
 
 
 @dataclass
+class Seat:
+    """What a storm remembers of one worker's place."""
+
+    generation: int = -1
+    base: int = 0  # answers when this generation was first seen
+    struck: bool = False
+    # Signals since it last answered something; at first as if one had struck it already.
+    chain: list[int] = field(default_factory=lambda: [int(signal.SIGKILL)])
+
+    def look(self, generation: int, answered: int) -> None:
+        if generation != self.generation:
+            self.generation, self.base, self.struck = generation, answered, False
+        elif answered > self.base and not self.struck:
+            self.chain.clear()
+
+    def may_be_struck(self, number: int) -> bool:
+        again = number == signal.SIGKILL and self.chain == [signal.SIGKILL]
+        return not self.struck and (not self.chain or again)
+
+    def strike(self, number: int) -> None:
+        self.struck = True
+        self.chain.append(number)
+
+
+@dataclass
 class Storm:
     """Strikes the workers of one iterator from a thread of its own.
 
     A sample that ends two workers in a row by a crash is poisoned, three deaths in a row before a
     worker is ready are a failed start, and one that is stopped while it boots has two minutes: all
-    are right, and not what is tested here. So a worker that was struck is left alone until it is
-    ready and has answered something; SIGKILL may strike it twice.
+    are right, and not what is tested here. So a worker that was struck is left alone until its
+    replacement has answered something; SIGKILL may strike twice.
     """
 
     dice: random.Random
@@ -98,30 +123,31 @@ class Storm:
             self.thread.join()
 
     def _blow(self, pool: Any) -> None:
-        workers = pool.machine.workers
-        waits_for: list[tuple[int, bool]] = [(-1, False)] * workers  # answers, may be struck again
-        while (
-            not self.done.wait(min(1.0, self.dice.expovariate(1 / self.pace))) and not pool.closed
-        ):
-            worker = self.dice.randrange(workers)
+        machine = pool.machine
+        seats = [Seat() for _ in range(machine.workers)]
+        while not self.done.wait(min(1.0, self.dice.expovariate(1 / self.pace))):
+            if pool.closed:
+                return
+            for worker, seat in enumerate(seats):
+                seat.look(machine.generation(worker), machine._seats[worker].answered)
+            worker = self.dice.randrange(machine.workers)
             number = self.dice.choice(SIGNALS)
-            at_nursery = self.nursery_too and self.dice.random() < 0.05
-            answered = pool.machine._seats[worker].answered
-            again = answered <= waits_for[worker][0] or not pool.machine.ready(worker)
-            if again and not (waits_for[worker][1] and number == signal.SIGKILL):
-                continue
-            pid = pool._nursery.pid if at_nursery else pool._places[worker].pid
-            if pid is None:
-                continue
-            try:
-                kill(pid, number=signal.SIGKILL if at_nursery else number)
-            except (ProcessLookupError, PermissionError):
-                continue
-            self.struck["nursery" if at_nursery else number.name] += 1
-            if at_nursery:
-                waits_for = [(seat.answered, False) for seat in pool.machine._seats]
-            else:
-                waits_for[worker] = answered, number == signal.SIGKILL and not again
+            if self.nursery_too and self.dice.random() < 0.05:
+                if all(seat.may_be_struck(number) and not seat.chain for seat in seats):
+                    self._strike("nursery", pool._nursery.pid, signal.SIGKILL, *seats)
+            elif seats[worker].may_be_struck(number):
+                self._strike(number.name, pool._places[worker].pid, number, seats[worker])
+
+    def _strike(self, name: str, pid: int | None, number: int, *seats: Seat) -> None:
+        if pid is None:
+            return
+        try:
+            kill(pid, number=number)
+        except ProcessLookupError:
+            return
+        self.struck[name] += 1
+        for seat in seats:
+            seat.strike(number)
 
 
 def blow(
@@ -213,7 +239,7 @@ def any_spawned(dice: random.Random) -> Weather:
 
 @pytest.mark.timeout(120, method="thread")
 def test_a_short_storm_leaves_no_trace_in_the_stream() -> None:
-    blow(10, SEED, small)
+    blow(5, SEED, small)
 
 
 @pytest.mark.slow

@@ -100,14 +100,20 @@ EXPECTED = {
     "uncaught exception": (1, "ValueError: boom"),
     "sys.exit in a function with the loader held by its frame": (3, ""),
 }
+# To the loader these are as good as asleep, which is tested anyway.
+_ASLEEP = ("lock", "ignoring SIGTERM")
+
+
+def _marks(trouble: str, plainest: bool) -> list[pytest.MarkDecorator]:
+    """Each trouble once, in the plainest way; everything else takes its time."""
+    quick = trouble in ("none", "idle") or (plainest and trouble not in _ASLEEP)
+    return [] if quick else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
     ("way", "trouble"),
     [
-        pytest.param(
-            way, trouble, marks=[] if trouble == "none" or way == "close" else pytest.mark.slow
-        )
+        pytest.param(way, trouble, marks=_marks(trouble, way == "close"))
         for way in WAYS
         for trouble in ("none", "sleep", "lock", "deaf", "stop")
         # One that ignores even the death of its parent is ended by the nursery or by nobody.
@@ -157,9 +163,7 @@ def test_a_loader_that_is_left_ends_its_workers_within_two_seconds(
 @pytest.mark.parametrize(
     ("how", "trouble"),
     [
-        pytest.param(
-            how, trouble, marks=[] if trouble == "idle" or not HOW[how] else pytest.mark.slow
-        )
+        pytest.param(how, trouble, marks=_marks(trouble, not HOW[how]))
         for how in HOW
         for trouble in ("idle", "sleep", "lock", "gil", "deaf", "ignoring SIGTERM")
     ],

@@ -8,7 +8,7 @@ while they are in the cache, instead of being kept until the whole batch can be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import default_collate
 
@@ -17,15 +17,7 @@ from holdfast.engine.faults import Faults
 from holdfast.memory.arena import Arena
 from holdfast.memory.collate import Placement
 
-__all__ = ["Fetcher", "IterableFetcher", "MapFetcher"]
-
-
-class Fetcher(Protocol):
-    """Makes batches; `step` says what it was doing when it raised."""
-
-    step: str
-
-    def fetch(self, task: int, index: Any) -> Any: ...
+__all__ = ["IterableFetcher", "MapFetcher"]
 
 
 class _Base:
@@ -47,7 +39,7 @@ class _Base:
         self.recorder = recorder
         self.arena = arena if auto_collation and collate_fn is default_collate else None
         self.faults = faults
-        self.step = "fetch"
+        self.step = "fetch"  # what it was doing when it raised
 
     def _collate(self, task: int, data: Any) -> Any:
         if self.faults:

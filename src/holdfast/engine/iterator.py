@@ -115,19 +115,26 @@ class ProcessIterator(_BaseDataLoaderIter):
             persistent=self._persistent_workers,
             restarts=options.restarts,
         )
-        with interrupts.deferred():  # until there is somebody who ends the workers
-            self._pool = _new_pool(
-                blueprint,
-                payload=payload,
-                machine=machine,
-                shared_seed=self._shared_seed,
-                stall_timeout=options.stall_timeout,
-                on_incident=on_incident,
-                stats=stats,
-            )
-            self._finalizer = weakref.finalize(self, self._pool.dismiss)
-            self._finalizer.atexit = False  # all pools are closed together then
-        self._reset(loader, first_iter=True)
+        try:
+            with interrupts.deferred():  # until there is somebody who ends the workers
+                self._pool = _new_pool(
+                    blueprint,
+                    payload=payload,
+                    machine=machine,
+                    shared_seed=self._shared_seed,
+                    stall_timeout=options.stall_timeout,
+                    on_incident=on_incident,
+                    stats=stats,
+                )
+                self._pool.user = weakref.ref(self)
+                self._finalizer = weakref.finalize(self, self._pool.dismiss)
+                self._finalizer.atexit = False  # all pools are closed together then
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            # Its traceback holds this iterator, perhaps for long; nobody can use it.
+            if hasattr(self, "_pool"):
+                self._pool.close()
+            raise
 
     @property
     def _workers(self) -> list[WorkerHandle]:

@@ -161,7 +161,6 @@ class Death:
     at: float
     sample: tuple[int, int | None] | None = None  # task number, position: being loaded just then
     perhaps_from_outside: bool = False  # SIGKILL or SIGTERM: the sample may be innocent
-    evidence: Any = None  # for the driver; the machine does not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +197,8 @@ class Start:
     worker: int
     generation: int
     answered: int  # items this seat has answered in all
-    epoch: int  # the epoch its replica is in
-    replica: int  # tasks answered in that epoch
+    passed: int  # epochs before its replica's, without those of which it has made nothing
+    replica: int  # batches the replica has made in its epoch
     exhausted: bool  # whether its replica had ended
 
 
@@ -258,6 +257,7 @@ class _Seat:
     items: deque[Item] = field(default_factory=deque)
     answered: int = 0
     epoch: int = 0
+    passed: int = 0
     replica: int = 0
     failed_starts: int = 0
     condemned_at: float | None = None
@@ -289,7 +289,6 @@ class Machine:
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.draws_due = self.limit
-        self.outstanding = 0
         self.restarted: deque[Death] = deque()
         self._seats = [_Seat(worker) for worker in range(workers)]
         self._tasks: dict[int, Task] = {}
@@ -311,7 +310,6 @@ class Machine:
         """Another epoch on persistent workers. What is still out is executed and dropped."""
         self.epoch += 1
         self.draws_due = self.limit
-        self.outstanding = 0
         self._tasks.clear()
         self._arrived.clear()
         self._next_number = self._next_out = self._turn = 0
@@ -336,7 +334,6 @@ class Machine:
         self._tasks[task.number] = task
         self._next_number += 1
         self._load[worker] += 1
-        self.outstanding += 1
         seat = self._seats[worker]
         seat.items.append(task)
         if seat.alive:
@@ -418,9 +415,6 @@ class Machine:
         items = self._seats[worker].items
         return items[0] if items and isinstance(items[0], Task) else None
 
-    def ready(self, worker: int) -> bool:
-        return self._seats[worker].ready
-
     def condemned(self, worker: int) -> bool:
         """Whether we have sent this worker a fatal signal ourselves."""
         return self._seats[worker].condemned_at is not None
@@ -472,7 +466,6 @@ class Machine:
             return  # left over from an epoch the consumer broke off
         task.done = True
         task.result = result
-        self.outstanding -= 1
         if not self.in_order:
             self._arrived.append(task)
 
@@ -486,6 +479,7 @@ class Machine:
             seat.replica += 1
         else:
             seat.epoch = item.epoch
+            seat.passed += seat.replica > 0
             seat.replica = 0
             seat.exhausted = False
         return item
@@ -494,18 +488,13 @@ class Machine:
         task = self._answered(seat)
         assert isinstance(task, Task), number
         assert task.number == number, (task, number)
-        if task.epoch == self.epoch:
-            self.outstanding -= 1
         self._close_replica(seat)
 
     def _close_replica(self, seat: _Seat) -> None:
         """The worker answers nothing more of what it was given for this epoch."""
         seat.exhausted = True
         while seat.items and isinstance(seat.items[0], Task):
-            dropped = seat.items.popleft()
-            assert isinstance(dropped, Task)
-            if dropped.epoch == self.epoch:
-                self.outstanding -= 1
+            seat.items.popleft()
         if seat.epoch == self.epoch:
             seat.ended = True
             self.draws_due += 1
@@ -570,6 +559,7 @@ class Machine:
             self._answered(seat)
             self._finish(head, verdict)
             if self.iterable:
+                seat.replica -= 1  # it was answered, and not made
                 self._close_replica(seat)  # there is no way past the sample but through it
 
     def _may_restart(self, death: Death) -> bool:
@@ -586,6 +576,6 @@ class Machine:
         seat.generation += 1
         seat.alive = True
         start = Start(
-            seat.id, seat.generation, seat.answered, seat.epoch, seat.replica, seat.exhausted
+            seat.id, seat.generation, seat.answered, seat.passed, seat.replica, seat.exhausted
         )
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]

@@ -25,7 +25,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy.blackbox import BlackBoxes, Note
@@ -111,10 +111,10 @@ class _Place:
     note: Note | None = None  # of its black box, when we last looked, and since when it is so
     note_since: float = 0.0
     epoch_state: bytes | None = None
+    resting_state: bytes | None = None
     dataset_state: bytes | None = None
     heard: bool = False
     kill_confirmed: bool = False
-    gone: list[int] = field(default_factory=list)  # generations known to be dead
 
 
 class Pool:
@@ -140,6 +140,7 @@ class Pool:
         self._midway = False  # in the middle of something that nobody can go on from
         self._sampler_error: BaseException | None = None  # the last word of the sampler
         self.taken: Taken | None = None
+        self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.ended = False
         self.refused: Refused | None = None
         self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
@@ -173,7 +174,7 @@ class Pool:
         self._poll.register(self.wake, select.POLLIN)
         _pools.add(self)
         self._watch = threading.Thread(
-            target=_watch, args=(weakref.ref(self), self.wake), name="holdfast-watch", daemon=True
+            target=_watch, args=(self, self.wake), name="holdfast-watch", daemon=True
         )
         try:
             self._carry_out(machine.begin())
@@ -368,6 +369,13 @@ class Pool:
 
     def close_now(self) -> None:
         """The closing itself, in the watch's thread."""
+        try:
+            self._bell.pop()  # nobody rings from now on
+        except IndexError:
+            for _ in range(1000):  # somebody does, or has: let that be finished
+                if self.closing:
+                    break
+                time.sleep(0.001)
         with self.lock:
             self.closing = True
             try:
@@ -426,6 +434,14 @@ class Pool:
                 return None
             self._pump(0)
             return self._interval()
+
+    def forsaken(self) -> bool:
+        """Whether nobody can use this pool any more.
+
+        The iterator's finalizer closes it then; but an interrupt that strikes just as Python calls
+        the finalizer is raised in there, and the call is lost.
+        """
+        return self.user is not None and self.user() is None
 
     def watched(self) -> tuple[int, ...]:
         """The descriptors whose readiness wakes the watch."""
@@ -566,9 +582,8 @@ class Pool:
             else:
                 assert kind == RESUMED, kind
                 place.epoch_state = message[content:]
-                # A state from before the first sample of an epoch may still be that of the end of
-                # the one before (a generator has not begun to run): from the start is right.
-                place.dataset_state = None
+                # That was the dataset's state before the epoch; there is none in it yet.
+                place.resting_state, place.dataset_state = place.dataset_state, None
                 event = m.Resumed(worker, generation)
         self._carry_out(machine.handle(event))
 
@@ -627,22 +642,24 @@ class Pool:
         in_flight = head is not None and note.task == head.number and note.step == "fetch"
         if in_flight and head is not None:
             sample = sample_at(head.index, note.position)
+        with_the_nursery = cause == "killed" and name is None  # which is no sample's doing
+        blamed = in_flight and not with_the_nursery
         death = m.Death(
             at=time.monotonic(),
-            sample=(head.number, note.position) if in_flight and head is not None else None,
+            sample=(head.number, note.position) if blamed and head is not None else None,
             perhaps_from_outside=cause == "killed" and name is not None,
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))
+        replaced = any(isinstance(one, m.Start) for one in actions)
         if machine.failure is not None:
             action = "gave up"
         elif head is not None and isinstance(head.result, m.Poisoned):
-            action = "replaced; the sample is given up"
-        elif any(isinstance(one, m.Start) for one in actions):
-            action = "replaced, nothing lost"
+            action = "replaced; the sample is given up" if replaced else "the sample is given up"
+            place.dataset_state = None  # the state before that sample is none to go on from
         else:
-            action = "none needed"
-        self.stats.restarts += any(isinstance(one, m.Start) for one in actions)
+            action = "replaced, nothing lost" if replaced else "none needed"
+        self.stats.restarts += replaced
         incident = Incident(
             cause=cause,
             worker_id=worker,
@@ -772,11 +789,12 @@ class Pool:
             shared_seed=self._shared_seed,
             held=tuple(place.window.handover()),
             answered=action.answered,
-            epoch=action.epoch,
+            passed=action.passed,
             replica=action.replica,
             exhausted=action.exhausted,
             random_state=random_state,
             epoch_state=place.epoch_state,
+            resting_state=place.resting_state,
             dataset_state=place.dataset_state,
         )
         channel, theirs = pair()
@@ -901,33 +919,28 @@ def _raised_inside(error: BaseException, function: Callable[..., Any]) -> bool:
 _watches: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def _watch(pool_ref: weakref.ref[Pool], wake: int) -> None:
-    """The watch: it must not keep the pool alive, and holds no lock while it waits."""
+def _watch(pool: Pool, wake: int) -> None:
+    """The watch: it holds no lock while it waits, and the pool only until nobody uses it."""
     _watches.add(threading.current_thread())
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     watched: tuple[int, ...] = ()
     while True:
-        pool = pool_ref()
-        if pool is None:
-            return
         try:
             wait = pool.look()
-            if wait is not None and pool.watched() != watched:
+            if wait is None or pool.forsaken():
+                break
+            if pool.watched() != watched:
                 for fd in watched:
                     poll.unregister(fd)
                 watched = pool.watched()
                 for fd in watched:
                     poll.register(fd, select.POLLIN)
-        except Exception as error:
-            if pool.broken is error or not pool.closing:
-                log.exception("the watch over the workers failed; the loader is closed")
-            wait = None
-        if wait is None:
-            pool.close_now()
-            return
-        del pool
+        except Exception:
+            log.exception("the watch over the workers failed; the loader is closed")
+            break
         poll.poll(wait * 1000)
+    pool.close_now()
 
 
 class WorkerHandle:

@@ -20,7 +20,7 @@ import pickle
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,13 @@ class Setup:
     shared_seed: int | None
     held: tuple[tuple[int, int], ...]  # parts of the arena the consumer still uses
     answered: int
-    epoch: int
-    replica: int
+    passed: int  # epochs the replica has been in before this one
+    replica: int  # batches it has made in this one
     exhausted: bool
     random_state: bytes | None  # before the first item it will be asked for
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
-    dataset_state: bytes | None  # of a dataset with state_dict, after the last batch
+    resting_state: bytes | None  # of a dataset with state_dict, before that epoch
+    dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class _Worker:
         self.fetcher: MapFetcher | IterableFetcher | None = None
         self.broken: Failure | None = None  # what went wrong in setting up
         self.uninitialised = True  # until worker_init_fn has run through
+        self.loaded = False  # whether the dataset was given a state to go on from
         self.exhausted = False  # the parent knows: it told us, or we told it
         self.answered = setup.answered
 
@@ -218,9 +220,13 @@ class _Worker:
         """Go to where the predecessor was; a first worker has nothing to catch up with."""
         setup = self.setup
         self.exhausted = setup.exhausted
+        state = None if setup.dataset_state is None else pickle.loads(setup.dataset_state)
+        knows = state is not None and state["dataset"] is not None
+        self.loaded = knows and not self.exhausted
+        if self.blueprint.iterable and not self.loaded:
+            self._pass_epochs(state)
         if setup.epoch_state is not None:
             restore(setup.epoch_state)
-        state = None if setup.dataset_state is None else pickle.loads(setup.dataset_state)
         if not self.exhausted:
             self._make_fetcher(state)
             if isinstance(self.fetcher, IterableFetcher) and state is None:
@@ -248,6 +254,34 @@ class _Worker:
             if state["iterator"] is not None:
                 self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
             self.fetcher.ended = state["ended"]
+
+    def _pass_epochs(self, state: dict[str, Any] | None) -> None:
+        """Bring the dataset to where the epochs that are over have left it.
+
+        Many datasets count them, or shuffle by their number, and do so when iter() is called or, if
+        that is a generator, when the first sample is drawn. The state in which one ended saves
+        going through all of them; but it is a state to go on from, so that end has to be met
+        before another epoch can begin.
+        """
+        setup = self.setup
+        epochs = setup.passed + (self.exhausted and setup.replica > 0)
+        resting = None if setup.resting_state is None else pickle.loads(setup.resting_state)
+        if self.exhausted:
+            resting = state["dataset"] if state is not None else None
+        if resting is not None:
+            self.dataset.load_state_dict(resting)
+            epochs = 1
+        for _ in range(epochs):
+            self.recorder.note(-1, -1, REPLAY)
+            self._draw_and_drop(lambda: iter(self.dataset))
+        if epochs:
+            self._seed_datapipe(setup.shared_seed)  # the seed it had was for one iter() only
+
+    def _draw_and_drop(self, samples: Callable[[], Iterator[Any]]) -> None:
+        try:
+            next(samples())
+        except BaseException:  # the end, or what was delivered as an error when it was its turn
+            return
 
     def _replay(self, batches: int) -> None:
         """Draw again what was delivered already, and drop it."""
@@ -320,20 +354,28 @@ class _Worker:
         slot = self.recorder.slot_for(self.answered + 1)
         self.randomness.save(slot)
         epoch_state = slot.tobytes()
+        fetcher = self.fetcher
+        if self.loaded and self.answered == self.setup.answered:
+            # Nothing was drawn since a state was loaded: the dataset would go on from it now.
+            assert isinstance(fetcher, IterableFetcher)
+            iterator = fetcher.iterator
+            self._draw_and_drop(lambda: iterator)
+            restore(epoch_state)
+        resting_state = self._resting_state()
         try:
             self._seed_datapipe(seed)
             self._make_fetcher()
         except BaseException as error:
             self.broken = self.broken or describe(error, position=None, step="start-up")
-        self._answer(RESUMED, 0, epoch_state)
+        self._answer(RESUMED, 0, epoch_state, resting_state)
         if self.faults:
             self.faults.strike("after-resume")
 
-    def _answer(self, kind: bytes, number: int, content: bytes) -> None:
+    def _answer(self, kind: bytes, number: int, content: bytes, state: bytes | None = None) -> None:
         """Save the random state, then send: see the black box for why in this order."""
         self.answered += 1
         self._save_random_state(self.answered)
-        state = self._dataset_state()
+        state = self._dataset_state() if state is None else state
         message = b"".join((kind, HEAD.pack(number, len(state)), state, content))
         self.recorder.note(number, -1, SEND)
         if self.faults:
@@ -360,6 +402,14 @@ class _Worker:
             return pickle.dumps({"dataset": dataset, "iterator": iterator, "ended": fetcher.ended})
         except Exception:
             return b""  # it will be replayed from its start instead
+
+    def _resting_state(self) -> bytes:
+        """The dataset's own state between two epochs, if it offers one."""
+        try:
+            state = _state_of(self.dataset) if self.blueprint.iterable else None
+            return b"" if state is None else pickle.dumps(state)
+        except Exception:
+            return b""  # it will be sent through all epochs instead
 
 
 def _state_of(part: Any) -> Any:
