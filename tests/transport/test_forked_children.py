@@ -46,6 +46,11 @@ class Mixed(Dataset[float]):
         return float(self.reference.sum())
 
 
+def contents(batch: torch.Tensor) -> bytes:
+    """What is in it, found without torch's thread pool, which does not survive a fork."""
+    return " ".join(str(value) for value in sorted(set(batch.flatten().tolist()))).encode()
+
+
 class Child:
     """A forked process that answers when it is told to."""
 
@@ -74,20 +79,20 @@ def test_a_forked_child_keeps_the_batch_its_parent_lets_go_of() -> None:
     batches = iter(DataLoader(Numbered(120), batch_size=2, num_workers=2))
     next(batches)
     kept = [next(batches)]
-    child = Child(lambda: repr(kept[0].sum().item()).encode())
+    child = Child(lambda: contents(kept[0]))
     kept.clear()
     for _ in batches:
         gc.collect(0)
-    assert child.ask() == repr(SIDE * SIDE * (2.0 + 3.0)).encode()
+    assert child.ask() == b"2.0 3.0"
 
 
 def test_also_when_the_loader_is_closed_and_its_memory_given_back() -> None:
     with DataLoader(Numbered(20), batch_size=2, num_workers=1) as loader:
         kept = [next(iter(loader))]
-    child = Child(lambda: repr(kept[0].sum().item()).encode())
+    child = Child(lambda: contents(kept[0]))
     kept.clear()
     list(DataLoader(Numbered(20), batch_size=2, num_workers=1))
-    assert child.ask() == repr(SIDE * SIDE * 1.0).encode()
+    assert child.ask() == b"0.0 1.0"
 
 
 @pytest.mark.parametrize("kind", [DataLoader, TorchLoader])
