@@ -37,7 +37,8 @@ _NUMBER = struct.Struct("<q")
 _SLOT = 16 * 1024
 _SLOTS = 4096  # the first slot starts a page after the note
 _REGION = _SLOTS + 2 * _SLOT
-_DUMP = 4 << 20  # sparse room for one worker's dumps
+_DUMP = 4 << 20  # sparse room for one worker's dumps ...
+_SHORT_DUMP = 32 << 10  # ... and under a tight `ulimit -f`
 _NOTHING = -1
 
 
@@ -56,7 +57,11 @@ class BlackBoxes:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.fd = os.memfd_create("holdfast-blackbox")
-        os.ftruncate(self.fd, workers * (_REGION + _DUMP))
+        try:
+            os.ftruncate(self.fd, workers * (_REGION + _DUMP))
+        except OSError:
+            os.ftruncate(self.fd, workers * (_REGION + _SHORT_DUMP))
+        self._dump = _dump_size(self.fd, workers)
         self._memory = mmap.mmap(self.fd, workers * _REGION)
         for worker in range(workers):
             self.clear(worker)
@@ -85,14 +90,14 @@ class BlackBoxes:
     def take_dump(self, worker: int) -> str:
         """What `faulthandler` wrote for this worker, which is then forgotten."""
         at = self._dump_at(worker)
-        text = os.pread(self.fd, _DUMP, at).rstrip(b"\0")
+        text = os.pread(self.fd, self._dump, at).rstrip(b"\0")
         if text:
             for start in range(0, len(text), 1 << 16):
                 os.pwrite(self.fd, bytes(min(1 << 16, len(text) - start)), at + start)
         return text.decode(errors="replace")
 
     def _dump_at(self, worker: int) -> int:
-        return self.workers * _REGION + worker * _DUMP
+        return self.workers * _REGION + worker * self._dump
 
     def close(self) -> None:
         self._memory.close()
@@ -113,7 +118,8 @@ class Recorder:
         self._slots = [whole[start + 8 : start + _SLOT] for start in starts]
         # A file description of its own, so that its offset is nobody else's.
         self.dump_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        os.lseek(self.dump_fd, workers * _REGION + worker * _DUMP, os.SEEK_SET)
+        dumps_at = workers * _REGION + worker * _dump_size(fd, workers)
+        os.lseek(self.dump_fd, dumps_at, os.SEEK_SET)
 
     def note(self, task: int, position: int, step: int) -> None:
         _NOTE.pack_into(self._memory, self._at, task, position, step, monotonic())
@@ -137,3 +143,8 @@ class Recorder:
 
     def commit(self, number: int) -> None:
         _NUMBER.pack_into(self._memory, self._numbers[number % 2], number + 1)
+
+
+def _dump_size(fd: int, workers: int) -> int:
+    """The room each worker has for its dumps in this file."""
+    return os.fstat(fd).st_size // workers - _REGION

@@ -518,7 +518,8 @@ def serve_spawned(
     try:
         gc.collect()
         gc.freeze()
-        _Nurse(socket.socket(fileno=control), trainer, lifeline).serve(deliver)
+        with socket.socket(fileno=control) as line:
+            _Nurse(line, trainer, lifeline).serve(deliver)
         status = 0
     finally:
         os._exit(status)
