@@ -29,6 +29,7 @@ pytestmark = [
 
 # Our workers start under forkserver as under spawn.
 FORKSERVER = pytest.param("forkserver", marks=pytest.mark.slow)
+SPAWN = pytest.param("spawn", marks=pytest.mark.slow)  # where others show it too
 START_METHODS = pytest.mark.parametrize("context", ["fork", "spawn", FORKSERVER])
 
 
@@ -174,7 +175,7 @@ class Configurable(Numbers):
         return self.value
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", SPAWN])
 def test_worker_init_fn_may_be_a_bound_method_of_the_dataset(
     loader_class: Loader, context: str
 ) -> None:
@@ -267,7 +268,7 @@ def test_what_a_worker_prints_comes_out_where_the_trainer_prints(
     assert capfd.readouterr().err == "line 0\nline 1\n"
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", SPAWN])
 def test_the_iterator_names_the_pid_of_each_worker(loader_class: Loader, context: str) -> None:
     loader = loader_class(Pids(4), batch_size=None, num_workers=2, multiprocessing_context=context)
     iterator = iter(loader)
@@ -443,7 +444,7 @@ def parent(index: int) -> int:
     return process.pid
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", SPAWN])
 def test_the_parent_process_of_a_worker_is_the_trainer(loader_class: Loader, context: str) -> None:
     loader = loader_class(
         Calls(1, parent), batch_size=None, num_workers=1, multiprocessing_context=context

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.scripts import run_script
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120, method="thread")]
+# What is likeliest of these is in tests/lifecycle too, and there in every run.
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(120, method="thread")]
 
 SCRIPT = """
     import ctypes, os, signal, sys, threading, time
@@ -60,24 +61,16 @@ def check(**parts: str) -> None:
     assert not ended.left
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("state", HANGS)
 def test_the_interpreter_exits_while_a_worker(state: str) -> None:
     check(sample=HANGS[state])
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        "all workers are stopped",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in list(OUTSIDE)[1:]),
-    ],
-)
+@pytest.mark.parametrize("state", OUTSIDE)
 def test_the_interpreter_exits_while(state: str) -> None:
     check(outside=OUTSIDE[state])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("state", ["sleeps", "is stopped"])
 def test_the_interpreter_exits_while_a_spawned_worker(state: str, method: str) -> None:

@@ -165,7 +165,7 @@ def test_a_loader_that_is_left_ends_its_workers_within_two_seconds(
     [
         pytest.param(how, trouble, marks=_marks(trouble, not HOW[how]))
         for how in HOW
-        for trouble in ("idle", "sleep", "lock", "gil", "deaf", "ignoring SIGTERM")
+        for trouble in ("idle", "sleep", "lock", "gil", "deaf", "stop", "ignoring SIGTERM")
     ],
 )
 def test_the_interpreter_exits_within_two_seconds_with_live_workers(
