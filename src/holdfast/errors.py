@@ -6,8 +6,13 @@
     │   │   ├── RestartLimitExceeded      more deaths than `max_restarts` allows
     │   │   └── PoisonSample              one sample ended several workers in a row
     │   ├── WorkerStartError              it could not even start
+    │   ├── ReplicaLost                   an iterable dataset raised and cannot go on
+    │   ├── NoSubstitute                  no good sample found to stand in for a bad one
     │   └── UnusualExit                   SystemExit, KeyboardInterrupt … raised by a sample
+    ├── TooManyBadSamples (RuntimeError)  more bad samples than `max_bad_samples` allows
     └── LoaderClosed (RuntimeError)       next() on an iterator that was closed or interrupted
+
+Its one warning is `BadSampleWarning` (UserWarning).
 
 Exceptions raised by the user's own dataset, collate function or ``worker_init_fn`` arrive as their
 own type, as with torch; see :mod:`holdfast.engine.exceptions`.
@@ -16,10 +21,14 @@ own type, as with torch; see :mod:`holdfast.engine.exceptions`.
 from __future__ import annotations
 
 __all__ = [
+    "BadSampleWarning",
     "HoldfastError",
     "LoaderClosed",
+    "NoSubstitute",
     "PoisonSample",
+    "ReplicaLost",
     "RestartLimitExceeded",
+    "TooManyBadSamples",
     "UnusualExit",
     "WorkerError",
     "WorkerLost",
@@ -51,9 +60,25 @@ class WorkerStartError(WorkerError):
     """A worker could not start: its main module, its arguments or its set-up failed."""
 
 
+class ReplicaLost(WorkerError):
+    """An iterable dataset raised, and there is no way to get the elements after that."""
+
+
+class NoSubstitute(WorkerError):
+    """``on_bad_sample="replace"`` found no good sample among those the sampler had given."""
+
+
 class UnusualExit(WorkerError):
     """The dataset raised ``SystemExit``, ``KeyboardInterrupt`` or another non-``Exception``."""
 
 
 class LoaderClosed(HoldfastError, RuntimeError):
     """The iterator was closed or interrupted; make a new one with ``iter(loader)``."""
+
+
+class TooManyBadSamples(HoldfastError, RuntimeError):
+    """More samples were bad than ``max_bad_samples`` allows, or all of them."""
+
+
+class BadSampleWarning(UserWarning):
+    """Samples were bad and were dealt with as ``on_bad_sample`` says."""

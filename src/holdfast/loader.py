@@ -18,6 +18,9 @@ from holdfast import options
 from holdfast.autopsy.incident import Incident
 from holdfast.engine.stats import Stats
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
+from holdfast.samples.ledger import Ledger
+from holdfast.samples.policy import OnBadSample
+from holdfast.samples.record import BadSample
 
 if sys.platform == "linux":
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
@@ -41,6 +44,7 @@ class _Runtime:
         self.pools: weakref.WeakSet[Pool] = weakref.WeakSet()
         self.incidents: list[Incident] = []
         self.stats = Stats()
+        self.ledger = Ledger()
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -62,6 +66,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         stall_timeout: seconds without progress on one sample after which a worker is made to write
             its stack, killed and replaced; ``None`` for never. torch's own ``timeout`` keeps its
             meaning.
+        on_bad_sample: what becomes of a sample that raises, is None, does not fit its batch, or
+            ends or stalls its worker: ``"raise"`` (as torch), ``"skip"`` (its batch is smaller),
+            ``"replace"`` (by another good one, chosen by the seed), or a function that is given a
+            :class:`BadSample` and returns one of these words or a sample to use instead.
+        max_bad_samples: a count, or a fraction such as ``0.01``; beyond it ``next()`` raises
+            :class:`TooManyBadSamples` with a summary. ``None`` for no limit.
+        quarantine: a file to list bad samples in. Those listed are not tried again, in this run,
+            in later ones and in other ranks that use the same file.
     """
 
     def __init__(
@@ -86,6 +98,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         max_restarts: MaxRestarts = "auto",
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT,
+        on_bad_sample: OnBadSample = "raise",
+        max_bad_samples: int | float | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
         self._runtime = _Runtime()
         super().__init__(
@@ -109,6 +124,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self.max_restarts = max_restarts
         self.stall_timeout = stall_timeout
+        self.on_bad_sample = on_bad_sample
+        self.max_bad_samples = max_bad_samples
+        self.quarantine = quarantine
         self._options()
 
     def _options(self) -> options.Options:
@@ -117,6 +135,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             max_restarts=self.max_restarts,
             stall_timeout=self.stall_timeout,
             num_workers=self.num_workers,
+            on_bad_sample=self.on_bad_sample,
+            max_bad_samples=self.max_bad_samples,
+            quarantine=self.quarantine,
         )
 
     # -- what went on ---------------------------------------------------------------------
@@ -125,6 +146,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def incidents(self) -> list[Incident]:
         """What went wrong with workers of this loader so far, oldest first."""
         return list(self._runtime.incidents)
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """Samples that were bad so far, each once, in the order in which they were met."""
+        return list(self._runtime.ledger.bad_samples)
 
     def stats(self) -> dict[str, int | float]:
         """Batches, bytes, waits and restarts so far, over all epochs.
@@ -154,16 +180,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if sys.platform != "linux":
             warnings.warn(
                 f"holdfast does not run on {sys.platform} yet: workers are torch's own and are not "
-                "replaced when they die",
+                "replaced when they die, and on_bad_sample has no effect",
                 stacklevel=3,
             )
             return super()._get_iterator()
         self._settle()
         runtime = self._runtime
         if self.num_workers == 0:
-            return SingleProcessIterator(self, runtime.stats)
+            return SingleProcessIterator(self, self._options(), runtime.stats, runtime.ledger)
         self.check_worker_number_rationality()
-        iterator = ProcessIterator(self, self._options(), runtime.stats, runtime.incidents.append)
+        iterator = ProcessIterator(
+            self, self._options(), runtime.stats, runtime.incidents.append, runtime.ledger
+        )
         runtime.pools.add(iterator._pool)
         return iterator
 

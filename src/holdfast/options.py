@@ -7,11 +7,13 @@ attributes; what is made of it here is kept apart.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from holdfast.engine.machine import RestartPolicy
+from holdfast.samples.policy import Limit, Policy
 
 __all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Options", "parse"]
 
@@ -28,14 +30,84 @@ class Options:
 
     restarts: RestartPolicy
     stall_timeout: float | None
+    policy: Policy | None  # for bad samples; None to let them raise
+    limit: Limit
+    quarantine: str | None
 
 
-def parse(*, max_restarts: Any, stall_timeout: Any, num_workers: int) -> Options:
+def parse(
+    *,
+    max_restarts: Any,
+    stall_timeout: Any,
+    num_workers: int,
+    on_bad_sample: Any = "raise",
+    max_bad_samples: Any = None,
+    quarantine: Any = None,
+) -> Options:
     """Check all options; a wrong one is named with its value and what would be right."""
+    stall = _stall_timeout(stall_timeout)
+    policy = _policy(on_bad_sample, stall)
+    if policy is None:
+        for name, value in (("max_bad_samples", max_bad_samples), ("quarantine", quarantine)):
+            if value is not None:
+                raise ValueError(
+                    f'{name}={value!r} has no meaning with on_bad_sample="raise", where the first '
+                    'bad sample ends the run; use on_bad_sample="skip" or "replace"'
+                )
     return Options(
         restarts=_restarts(max_restarts, num_workers),
-        stall_timeout=_stall_timeout(stall_timeout),
+        stall_timeout=stall,
+        policy=policy,
+        limit=_limit(max_bad_samples),
+        quarantine=_quarantine(quarantine),
     )
+
+
+def _policy(value: Any, stall_timeout: float | None) -> Policy | None:
+    right = (
+        'it takes "raise", "skip", "replace", or a function that is given a BadSample and returns '
+        "one of these words or a sample to use instead"
+    )
+    if isinstance(value, str):
+        if value not in ("raise", "skip", "replace"):
+            raise ValueError(f"on_bad_sample={value!r} is none of the words; {right}")
+    elif not callable(value):
+        raise TypeError(f"on_bad_sample={value!r} is of the wrong type; {right}")
+    return None if value == "raise" else Policy(value, stall_timeout)
+
+
+def _limit(value: Any) -> Limit:
+    right = (
+        "it takes a number of samples such as 100, a fraction above 0 and below 1 such as 0.01, or "
+        "None (no limit)"
+    )
+    if value is None:
+        return Limit()
+    if not _is_number(value):
+        raise TypeError(f"max_bad_samples={value!r} is of the wrong type; {right}")
+    if isinstance(value, Integral):
+        if int(value) >= 0:
+            return Limit(count=int(value))
+    elif 0 < value < 1:
+        return Limit(fraction=float(value))
+    raise ValueError(f"max_bad_samples={value!r} is out of range; {right}")
+
+
+def _quarantine(value: Any) -> str | None:
+    right = 'it takes the path of a file to keep, such as "bad.jsonl", or None'
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise TypeError(f"quarantine={value!r} is of the wrong type; {right}")
+    path = os.path.abspath(value)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ValueError(f"quarantine={value!r}: there is no folder {folder}; {right}")
+    if os.path.isdir(path):
+        raise ValueError(f"quarantine={value!r} is a folder; {right}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK | os.R_OK):
+        raise ValueError(f"quarantine={value!r} cannot be read and written here; {right}")
+    return path
 
 
 def _restarts(value: Any, num_workers: int) -> RestartPolicy:

@@ -64,13 +64,19 @@ def test_the_signature_begins_with_torchs_and_adds_only_keyword_options(
     assert all(each.default is not each.empty for each in extra)
 
 
-def test_this_version_has_two_options_of_its_own(holdfast_class: Any) -> None:
+def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
     extra = set(inspect.signature(holdfast_class.__init__).parameters) - set(
         inspect.signature(STOCK.__init__).parameters
     )
-    assert extra == {"max_restarts", "stall_timeout"}
-    with pytest.raises(TypeError, match="on_bad_sample"):
-        holdfast_class(Numbers(3), on_bad_sample="skip")
+    assert extra == {
+        "max_restarts",
+        "stall_timeout",
+        "on_bad_sample",
+        "max_bad_samples",
+        "quarantine",
+    }
+    with pytest.raises(TypeError, match="memory_budget"):
+        holdfast_class(Numbers(3), memory_budget="auto")
 
 
 @pytest.mark.parametrize(

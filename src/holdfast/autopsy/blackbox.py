@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["STEPS", "BlackBoxes", "Note", "Recorder"]
+__all__ = ["STEPS", "BlackBoxes", "NoRecorder", "Note", "Recorder"]
 
 STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop")
 BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
@@ -148,3 +148,10 @@ class Recorder:
 def _dump_size(fd: int, workers: int) -> int:
     """The room each worker has for its dumps in this file."""
     return os.fstat(fd).st_size // workers - _REGION
+
+
+class NoRecorder:
+    """For the main process, which nobody outlives to read its notes."""
+
+    def note(self, task: int, position: int, step: int) -> None:
+        pass

@@ -7,7 +7,7 @@ import signal as signals
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Incident", "describe_status"]
+__all__ = ["Incident", "describe_end", "describe_status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,7 @@ class Incident:
             return "made no progress and was killed"
         if self.cause == "unkillable":
             return "made no progress and cannot even be killed; the run goes on without it"
-        if self.signal is not None:
-            words = _SIGNALS.get(self.signal, "died of a signal")
-            return f"{words} ({self.signal})"
-        if self.exitcode is None:
-            return "disappeared"
-        return f"exited by itself with code {self.exitcode}"
+        return describe_end(self.signal, self.exitcode)
 
     def where(self) -> str:
         """What it was doing then, in words."""
@@ -88,6 +83,16 @@ _SIGNALS = {
     "SIGXCPU": "used up its CPU time limit",
 }
 _OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
+
+
+def describe_end(signal: str | None, exitcode: int | None) -> str:
+    """How a process ended, in words that follow its name."""
+    if signal is not None:
+        words = _SIGNALS.get(signal, "died of a signal")
+        return f"{words} ({signal})"
+    if exitcode is None:
+        return "disappeared"
+    return f"exited by itself with code {exitcode}"
 
 
 def describe_status(status: int | None) -> tuple[str, str | None, int | None]:

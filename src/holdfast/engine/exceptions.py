@@ -21,7 +21,7 @@ from torch._utils import KeyErrorMessage
 
 from holdfast.errors import UnusualExit, WorkerError
 
-__all__ = ["SampleRef", "describe", "rebuild"]
+__all__ = ["SampleRef", "describe", "rebuild", "without_our_frames"]
 
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11 and later
@@ -54,7 +54,7 @@ class Failure:
 def describe(error: BaseException, *, position: int | None, step: str) -> Failure:
     """In the worker: put `error` into a form that is certain to arrive."""
     text = "".join(
-        traceback.format_exception(type(error), error, _without_our_frames(error.__traceback__))
+        traceback.format_exception(type(error), error, without_our_frames(error.__traceback__))
     )
     types = tuple(
         pickled
@@ -216,7 +216,7 @@ def _unpickled(pickled: bytes | None) -> Any:
         return None
 
 
-def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+def without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     """The user's part of a traceback: from the first frame that is not the engine's own."""
     package = __name__.partition(".")[0]
     rest = trace

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from holdfast.autopsy.blackbox import COLLATE, FETCH, Recorder
+from holdfast.autopsy.blackbox import COLLATE, FETCH
 from holdfast.engine.faults import Faults
 from holdfast.memory.arena import Arena
 from holdfast.memory.collate import Placement
 
-__all__ = ["IterableFetcher", "MapFetcher"]
+__all__ = ["IterableFetcher", "MapFetcher", "state_of"]
 
 
 class _Base:
@@ -28,7 +28,7 @@ class _Base:
         auto_collation: bool,
         collate_fn: Callable[[Any], Any],
         drop_last: bool,
-        recorder: Recorder,
+        recorder: Any,  # a `Recorder`, or a `NoRecorder`
         arena: Arena | None,
         faults: Faults,
     ) -> None:
@@ -104,10 +104,13 @@ class MapFetcher(_Base):
 class IterableFetcher(_Base):
     """For datasets with ``__iter__``; raises StopIteration when there is nothing more."""
 
-    def __init__(self, dataset: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: Any, *, iterator: Iterator[Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(dataset, **kwargs)
-        self.iterator: Iterator[Any] = iter(dataset)
+        self.iterator: Iterator[Any] = iter(dataset) if iterator is None else iterator
         self.ended = False
+        self.ahead: list[Any] = []  # read before its time, to stand in for bad elements
 
     def fetch(self, task: int, index: Any) -> Any:
         if self.ended:
@@ -132,3 +135,12 @@ class IterableFetcher(_Base):
         if not data or (self.drop_last and len(data) < len(index)):
             raise StopIteration
         return self._collate(task, data)
+
+
+def state_of(part: Any) -> Any:
+    """The state of a dataset or iterator that can say where it is; None of others."""
+    if callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    ):
+        return part.state_dict()
+    return None

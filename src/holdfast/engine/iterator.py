@@ -13,7 +13,8 @@ import pickle
 import resource
 import warnings
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,35 +27,80 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
 from holdfast.engine import interrupts
 from holdfast.engine import machine as m
+from holdfast.engine.careful import DROPPED, CarefulIterableFetcher, CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
+from holdfast.engine.faults import Faults
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
-from holdfast.engine.pool import Failed, Pool, Refused, TimedOut, WorkerHandle
+from holdfast.engine.pool import Failed, Pool, Refused, Reported, TimedOut, WorkerHandle
 from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
-from holdfast.errors import WorkerError
+from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.memory.codec import Parcel
 from holdfast.options import Options
+from holdfast.samples.ledger import Account, Ledger
+from holdfast.samples.record import BadSample
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
+LOOK_FURTHER = 64  # batches drawn early, without workers, when all before are bad
 DESCRIPTORS = 3  # in the main process, for each worker
 _pin: Callable[[Any, Any], Any] = torch_pin_memory.pin_memory
 
 
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
-    """``num_workers=0``: torch's own, except that StopIteration does not pass for the end."""
+    """``num_workers=0``: torch's own, except that StopIteration does not pass for the end.
 
-    def __init__(self, loader: Any, stats: Stats) -> None:
+    With a policy for bad samples the fetcher is ours. There is no net here for samples that kill.
+    """
+
+    def __init__(self, loader: Any, options: Options, stats: Stats, ledger: Ledger) -> None:
         super().__init__(loader)
         self._stats = stats
+        self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
+        self._number = 0
+        self._account = _open_account(self, options, ledger)
+        self._careful: CarefulMapFetcher | CarefulIterableFetcher | None = None
+        if self._account is not None:
+            self._careful = self._careful_fetcher(self._account)
         stats.epochs += 1
 
+    def _careful_fetcher(self, account: Account) -> CarefulMapFetcher | CarefulIterableFetcher:
+        common: dict[str, Any] = {
+            "auto_collation": self._auto_collation,
+            "collate_fn": self._collate_fn,
+            "drop_last": self._drop_last,
+            "recorder": NoRecorder(),
+            "arena": None,
+            "faults": Faults([], 0, 0),
+            "policy": account.policy,
+            "worker_id": None,
+            "catch": Exception,
+        }
+        if self._dataset_kind == _DatasetKind.Iterable:
+            iterator = self._dataset_fetcher.dataset_iter  # torch's has begun already
+            return CarefulIterableFetcher(self._dataset, iterator=iterator, **common)
+        return CarefulMapFetcher(self._dataset, more=self._look_further, **common)
+
+    def _look_further(self) -> Iterator[tuple[int, Any]]:
+        """What the sampler gives next, when nothing it has given so far can stand in."""
+        while len(self._ahead) < LOOK_FURTHER:
+            try:
+                index: Any = self._next_index()  # type: ignore[no-untyped-call]
+            except StopIteration:
+                return
+            self._ahead.append(index)
+            keys = index if self._auto_collation else [index]
+            yield from enumerate(keys, len(self._ahead) << 20)
+
     def _next_data(self) -> Any:
+        if self._careful is not None:
+            return self._next_careful(self._careful)
         index: Any = self._next_index()  # type: ignore[no-untyped-call]
         try:
             data = self._dataset_fetcher.fetch(index)
@@ -70,6 +116,35 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         self._stats.batches += 1
         return data
 
+    def _next_careful(self, fetcher: CarefulMapFetcher | CarefulIterableFetcher) -> Any:
+        account = self._account
+        assert account is not None
+        data: Any = DROPPED
+        while data is DROPPED:
+            try:
+                index: Any = (
+                    self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
+                )
+            except StopIteration:
+                account.end()
+                raise
+            number = self._number
+            self._number += 1
+            try:
+                data = fetcher.fetch(number, index, account.brief(number, index))
+            except StopIteration:
+                account.settle(len(fetcher.reports), fetcher.reports)
+                account.end()
+                raise
+            except Exception:
+                account.settle(_count(index), fetcher.reports)
+                raise
+            account.settle(_count(index), fetcher.reports)
+        if self._pin_memory:
+            data = _pin(data, self._pin_memory_device)
+        self._stats.batches += 1
+        return data
+
 
 class ProcessIterator(_BaseDataLoaderIter):
     """Batches from worker processes that may die."""
@@ -80,6 +155,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         options: Options,
         stats: Stats,
         on_incident: Callable[[Incident], None],
+        ledger: Ledger,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -89,6 +165,11 @@ class ProcessIterator(_BaseDataLoaderIter):
         self._owner = os.getpid()
         self._stats = stats
         self._stuck: Parcel | None = None
+        self._options = options
+        self._ledger = ledger
+        self._account: Account | None = None
+        self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
+        self._settled: Any = None  # what the books have seen of it
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(
@@ -105,6 +186,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             base_seed=int(self._base_seed),
             num_workers=self._num_workers,
             batch_index=[None] * loader.batch_size if self._auto_collation and iterable else None,
+            policy=options.policy,
         )
         payload = _payload(blueprint, loader.multiprocessing_context)
         machine = m.Machine(
@@ -114,6 +196,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             iterable=iterable,
             persistent=self._persistent_workers,
             restarts=options.restarts,
+            trials=options.policy is not None,
         )
         try:
             with interrupts.deferred():  # until there is somebody who ends the workers
@@ -148,10 +231,31 @@ class ProcessIterator(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._stats.epochs += 1
+        self._settled = None
+        self._account = account = _open_account(self, self._options, self._ledger)
+        draw = self._next_index
+        if account is not None:
+            self._look_ahead(account)
+            draw = self._draw
         if first_iter:
-            self._pool.fill(self._next_index)
+            self._pool.fill(draw, account)
         else:
-            self._pool.resume(self._shared_seed, self._next_index)
+            self._pool.resume(self._shared_seed, draw, account)
+
+    def _look_ahead(self, account: Account) -> None:
+        """Draw at once what the workers are about to be given: the first who may stand in."""
+        self._ahead.clear()
+        if not account.replaces or self._dataset_kind == _DatasetKind.Iterable:
+            return
+        while len(self._ahead) < self._pool.machine.limit:
+            try:
+                self._ahead.append(self._next_index())  # type: ignore[no-untyped-call]
+            except StopIteration:
+                break
+        account.look_ahead(self._ahead)
+
+    def _draw(self) -> Any:
+        return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
 
     def __next__(self) -> Any:
         if torch._C._autograd._profiler_enabled():
@@ -183,17 +287,24 @@ class ProcessIterator(_BaseDataLoaderIter):
         pool = self._pool
         try:
             with pool.lock:  # two threads may share an iterator
-                taken = pool.taken
-                if taken is None:
-                    taken = pool.next(self._next_index, self._timeout)
-                if isinstance(taken, m.Delivery):
-                    data = self._unwrap(taken)
+                while True:
+                    taken = pool.taken
+                    if taken is None:
+                        draw = self._draw if self._ahead else self._next_index
+                        taken = pool.next(draw, self._timeout)
+                    if self._account is not None:
+                        self._keep_books(self._account, taken)
+                    if not isinstance(taken, m.Delivery):
+                        pool.taken = None
+                        break
+                    if taken.result is not DROPPED:
+                        data = self._unwrap(taken)
+                        pool.taken = None
+                        return data
                     pool.taken = None
-                    return data
-                pool.taken = None
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, TooManyBadSamples):
             self._shutdown_workers()
             raise
         if isinstance(taken, m.GaveUp):
@@ -206,6 +317,25 @@ class ProcessIterator(_BaseDataLoaderIter):
         if not self._persistent_workers:
             self._shutdown_workers()
         raise StopIteration
+
+    def _keep_books(self, account: Account, taken: Any) -> None:
+        """Write down the bad samples of a batch, or close the books of the epoch; once."""
+        if taken is self._settled:
+            return
+        self._settled = taken
+        try:
+            if isinstance(taken, m.Delivery):
+                bad: tuple[BadSample, ...] = ()
+                if isinstance(taken.result, Reported):
+                    bad, taken.result = taken.result.bad, taken.result.result
+                account.settle(_count(taken.task.index), bad)
+            elif taken is m.END:
+                unclaimed, self._pool.unclaimed = self._pool.unclaimed, []
+                account.settle(len(unclaimed), unclaimed)
+                account.end()
+        except TooManyBadSamples:
+            self._pool.taken = None
+            raise
 
     def _unwrap(self, delivery: m.Delivery) -> Any:
         """The batch, or the error that stands for it."""
@@ -232,10 +362,29 @@ class ProcessIterator(_BaseDataLoaderIter):
             return rebuild(
                 result.failure, index=task.index, batch=task.number, worker_id=task.worker
             )
-        return poisoned(result, list(self._pool.obituaries))
+        past_it = self._account is not None
+        return poisoned(result, list(self._pool.obituaries), past_it=past_it)
 
     def _shutdown_workers(self) -> None:
         self._pool.close()
+
+
+def _open_account(iterator: Any, options: Options, ledger: Ledger) -> Account | None:
+    """The books of an epoch; None if bad samples raise as with torch."""
+    if options.policy is None:
+        return None
+    return ledger.open(
+        options.policy,
+        options.limit,
+        options.quarantine,
+        iterator._dataset,
+        int(iterator._base_seed),
+    )
+
+
+def _count(index: Any) -> int:
+    """How many samples a batch was asked for."""
+    return len(index) if isinstance(index, (list, tuple)) else 1
 
 
 def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) -> Pool:

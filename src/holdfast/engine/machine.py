@@ -16,8 +16,16 @@ What it promises (each has a property in ``tests/engine/test_machine.py``):
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
   failure is delivered where the first missing batch would have been.
 
+With a policy for bad samples (`trials`), a sample that was being loaded when its worker died is put
+on trial before it is blamed: the next process in that seat first loads it alone. If that one dies
+of it too, the sample is convicted, the driver is told to leave it out (`Convict`) and the batch is
+redone; if it lives, the sample is acquitted and the batch redone with it. What could have been a
+kill from outside (SIGKILL) has to happen twice before the trial and twice in it. Deaths that
+convict a sample do not count as restarts: how many may be bad is for another limit to say.
+
 A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
-persistent workers). Tasks left over when the consumer starts a new epoch early are still executed,
+persistent workers); trials stand between them and leave no trace in what a worker does later.
+Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
 """
 
@@ -35,6 +43,7 @@ __all__ = [
     "Abandon",
     "Action",
     "BatchReady",
+    "Convict",
     "Death",
     "Delivery",
     "Dispatch",
@@ -48,9 +57,12 @@ __all__ = [
     "ReplicaEnded",
     "RestartPolicy",
     "Resumed",
+    "Separate",
     "Start",
+    "Survived",
     "Task",
     "Ticked",
+    "Trial",
     "WorkerDied",
     "WorkerReady",
     "WorkerStalled",
@@ -58,6 +70,7 @@ __all__ = [
 
 KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack before SIGKILL
 ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker
+ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
 REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
 FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
 
@@ -75,6 +88,19 @@ class Task:
     worker: int
     done: bool = False
     result: Any = None
+    brief: Any = None  # for the driver; the machine does not look
+    acquittals: int = 0
+    apart: bool = False  # its samples are loaded one by one, so that they can be told apart
+
+
+@dataclass(slots=True)
+class Trial:
+    """A sample to be loaded alone, to see whether the worker lives."""
+
+    task: Task
+    sample: int
+    before: tuple[Death, ...]  # the deaths it is suspected of
+    alone: list[Death] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,7 +111,7 @@ class Resumption:
     seed: int | None
 
 
-Item = Task | Resumption
+Item = Task | Resumption | Trial
 
 
 @dataclass(slots=True)
@@ -111,6 +137,7 @@ class Poisoned:
     task: Task
     position: int | None
     deaths: tuple[Death, ...]
+    acquittals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +182,21 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Survived:
+    """The sample on trial did not end its worker."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Death:
     """What is known of one death that matters for what comes next."""
 
     at: float
     sample: tuple[int, int | None] | None = None  # task number, position: being loaded just then
     perhaps_from_outside: bool = False  # SIGKILL or SIGTERM: the sample may be innocent
+    evidence: Any = None  # for the driver; the machine does not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +220,16 @@ class Ticked:
     at: float
 
 
-Event = WorkerReady | BatchReady | ReplicaEnded | Resumed | WorkerDied | WorkerStalled | Ticked
+Event = (
+    WorkerReady
+    | BatchReady
+    | ReplicaEnded
+    | Resumed
+    | Survived
+    | WorkerDied
+    | WorkerStalled
+    | Ticked
+)
 
 
 # -- actions ------------------------------------------------------------------------------
@@ -230,7 +275,24 @@ class Abandon:
     generation: int
 
 
-Action = Start | Dispatch | Dump | Kill | Abandon
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """Leave this sample out of this batch, and wherever it comes again."""
+
+    worker: int
+    task: Task
+    sample: int
+    deaths: tuple[Death, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Separate:
+    """Have the samples of this batch loaded one by one: one of them ends workers."""
+
+    task: Task
+
+
+Action = Start | Dispatch | Dump | Kill | Abandon | Convict | Separate
 
 
 # -- policy -------------------------------------------------------------------------------
@@ -279,6 +341,7 @@ class Machine:
         iterable: bool = False,
         persistent: bool = False,
         restarts: RestartPolicy,
+        trials: bool = False,
     ) -> None:
         self.workers = workers
         self.limit = workers * prefetch
@@ -286,6 +349,7 @@ class Machine:
         self.iterable = iterable
         self.persistent = persistent
         self.restarts = restarts
+        self.trials = trials and not iterable  # nobody can load one element of a stream alone
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.draws_due = self.limit
@@ -324,13 +388,18 @@ class Machine:
                 actions.append(Dispatch(seat.id, item))
         return actions
 
-    def draw(self, index: Any) -> list[Action]:
+    @property
+    def next_number(self) -> int:
+        """The number of the batch that is drawn next."""
+        return self._next_number
+
+    def draw(self, index: Any, brief: Any = None) -> list[Action]:
         """The sampler gave `index`: which worker makes this batch?"""
         self.draws_due -= 1
         worker = self._whose_turn()
         if worker is None:
             return []
-        task = Task(self._next_number, index, self.epoch, worker)
+        task = Task(self._next_number, index, self.epoch, worker, brief=brief)
         self._tasks[task.number] = task
         self._next_number += 1
         self._load[worker] += 1
@@ -389,6 +458,8 @@ class Machine:
             self._replica_ended(seat, event.task)
         elif isinstance(event, Resumed):
             self._answered(seat)
+        elif isinstance(event, Survived):
+            self._acquit(seat)
         elif isinstance(event, WorkerStalled):
             return self._stalled(seat, event.at)
         else:
@@ -411,9 +482,15 @@ class Machine:
         return self._seats[worker].generation
 
     def head(self, worker: int) -> Task | None:
-        """The task this worker has to answer next."""
+        """The task this worker has to answer next, or of which it has a sample on trial."""
         items = self._seats[worker].items
+        if items and isinstance(items[0], Trial):
+            return items[0].task
         return items[0] if items and isinstance(items[0], Task) else None
+
+    def on_trial(self, worker: int) -> bool:
+        items = self._seats[worker].items
+        return bool(items) and isinstance(items[0], Trial)
 
     def condemned(self, worker: int) -> bool:
         """Whether we have sent this worker a fatal signal ourselves."""
@@ -478,6 +555,7 @@ class Machine:
         if isinstance(item, Task):
             seat.replica += 1
         else:
+            assert isinstance(item, Resumption), item
             seat.epoch = item.epoch
             seat.passed += seat.replica > 0
             seat.replica = 0
@@ -533,34 +611,74 @@ class Machine:
             if seat.failed_starts >= FAILED_STARTS * (3 if death.perhaps_from_outside else 1):
                 self.failure = GaveUp("cannot-start", seat.id, (death,))
                 return []
-        self._strike(seat, death)
+        trial = seat.items[0] if seat.items and isinstance(seat.items[0], Trial) else None
+        if trial is not None and death.sample == (trial.task.number, trial.sample):
+            return [*self._judge(seat, trial, death), *self._restart(seat)]
+        first = self._strike(seat, death)
+        if seat.items and isinstance(seat.items[0], Trial) and trial is None:
+            return [*first, *self._restart(seat)]  # counted when it is acquitted
         idle = was_ready and not seat.items
         if idle and not self.persistent and (seat.ended or self._drained):
             return []  # it has nothing left to do
         if not self._may_restart(death):
             self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
             return []
-        return self._restart(seat)
+        return [*first, *self._restart(seat)]
 
-    def _strike(self, seat: _Seat, death: Death) -> None:
+    def _judge(self, seat: _Seat, trial: Trial, death: Death) -> list[Action]:
+        """A sample has ended its worker alone: guilty, unless that may have come from outside."""
+        trial.alone.append(death)
+        if all(one.perhaps_from_outside for one in trial.alone) and len(trial.alone) < 2:
+            return []  # once more
+        seat.items.popleft()
+        seat.stalls = 0
+        seat.victim = None
+        seat.strikes.clear()
+        for forgiven in trial.before:
+            if forgiven in self.restarted:
+                self.restarted.remove(forgiven)
+        deaths = (*trial.before, *trial.alone)
+        return [Convict(seat.id, trial.task, trial.sample, deaths)]
+
+    def _acquit(self, seat: _Seat) -> None:
+        trial = seat.items.popleft()
+        assert isinstance(trial, Trial), trial
+        trial.task.acquittals += 1
+        seat.stalls = 0
+        seat.victim = None
+        seat.strikes.clear()
+        self.restarted.extend((*trial.before[-1:], *trial.alone))  # which were not counted so far
+
+    def _strike(self, seat: _Seat, death: Death) -> list[Action]:
         """Blame the sample in flight; convict it when it was there too often in a row."""
         head = seat.items[0] if seat.items else None
         if death.sample is None or not isinstance(head, Task):
-            return
+            return []
         if death.sample[0] != head.number:
-            return
+            return []
         if death.sample != seat.victim:
             seat.victim = death.sample
             seat.strikes.clear()
         seat.strikes.append(death)
-        needed = 3 if all(one.perhaps_from_outside for one in seat.strikes) else 2
-        if len(seat.strikes) >= needed:
-            verdict = Poisoned(head, death.sample[1], tuple(seat.strikes))
+        outside = all(one.perhaps_from_outside for one in seat.strikes)
+        sample = death.sample[1]
+        if self.trials and sample is not None and head.acquittals < ACQUITTALS:
+            if len(seat.strikes) >= (2 if outside else 1):
+                seat.items.appendleft(Trial(head, sample, tuple(seat.strikes)))
+            return []
+        if len(seat.strikes) >= (3 if outside else 2):
+            if self.trials and sample is None and not head.apart:
+                head.apart = True
+                seat.victim = None
+                seat.strikes.clear()
+                return [Separate(head)]
+            verdict = Poisoned(head, sample, tuple(seat.strikes), head.acquittals)
             self._answered(seat)
             self._finish(head, verdict)
             if self.iterable:
                 seat.replica -= 1  # it was answered, and not made
                 self._close_replica(seat)  # there is no way past the sample but through it
+        return []
 
     def _may_restart(self, death: Death) -> bool:
         self.restarted.append(death)

@@ -15,7 +15,7 @@ _WIDTH = 1000
 
 def explain_pickle_error(error: Exception, blueprint: Any) -> None:
     """Add to `error` the path of the attribute that caused it."""
-    for name in ("dataset", "collate_fn", "worker_init_fn"):
+    for name in ("dataset", "collate_fn", "worker_init_fn", "on_bad_sample"):
         path = find_unpicklable(getattr(blueprint, name), name)
         if path is not None:
             error.args = (

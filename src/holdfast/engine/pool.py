@@ -29,9 +29,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy.blackbox import BlackBoxes, Note
-from holdfast.autopsy.incident import Incident, describe_status
+from holdfast.autopsy.incident import Incident, describe_end, describe_status
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
+from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.exceptions import Failure
 from holdfast.engine.lifeline import Lifeline
@@ -42,9 +43,12 @@ from holdfast.engine.worker import (
     ENDED,
     ERROR,
     HEAD,
+    NOTHING_LEFT,
     READY,
     REFUSED,
+    REPORT,
     RESUMED,
+    SURVIVED,
     Blueprint,
     Equipment,
     Setup,
@@ -54,8 +58,11 @@ from holdfast.errors import LoaderClosed
 from holdfast.memory import arena as arenas
 from holdfast.memory import codec
 from holdfast.memory.arena import Window
+from holdfast.samples.ledger import Account
+from holdfast.samples.record import BadSample, digest_of_stack
+from holdfast.samples.substitute import NOTHING, position_of, sample_of
 
-__all__ = ["Failed", "Pool", "Refused", "TimedOut", "WorkerHandle", "close_all"]
+__all__ = ["Failed", "Pool", "Refused", "Reported", "TimedOut", "WorkerHandle", "close_all"]
 
 log = logging.getLogger("holdfast")
 
@@ -83,6 +90,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker's answer, and the bad samples it met on the way."""
+
+    result: Any  # a parcel, `Failed` or `DROPPED`
+    bad: tuple[BadSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A worker could not begin: the main module or the blueprint did not load."""
 
@@ -96,6 +111,23 @@ class TimedOut(Exception):
 
 
 Taken = m.Delivery | m.GaveUp | Refused | m._End
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a worker ended: what a sample is accused of."""
+
+    cause: str
+    signal: str | None
+    exitcode: int | None
+    stack: str
+
+    def in_words(self) -> tuple[str, str, str]:
+        """For a bad sample: its kind, its error and its message."""
+        if self.cause in ("stalled", "unkillable"):
+            return "stalled", "stalled", "made no progress"
+        error = self.signal or f"exit code {self.exitcode}"
+        return "killed", error, describe_end(self.signal, self.exitcode)
 
 
 @dataclass(slots=True)
@@ -115,6 +147,7 @@ class _Place:
     dataset_state: bytes | None = None
     heard: bool = False
     kill_confirmed: bool = False
+    reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next
 
 
 class Pool:
@@ -144,6 +177,8 @@ class Pool:
         self.ended = False
         self.refused: Refused | None = None
         self.obituaries: deque[Incident] = deque(maxlen=REMEMBERED)
+        self.account: Account | None = None  # of bad samples; None to let them raise
+        self.unclaimed: list[BadSample] = []  # reported with the end of a replica
         self._blueprint = blueprint
         self._payload = payload
         self._shared_seed = shared_seed
@@ -212,8 +247,11 @@ class Pool:
                 if isinstance(taken, m.Delivery):
                     stats = self.stats
                     stats.batches += 1
-                    if isinstance(taken.result, codec.Parcel):
-                        stats.bytes += taken.result.nbytes
+                    result = taken.result
+                    if isinstance(result, codec.Parcel):
+                        stats.bytes += result.nbytes
+                    elif isinstance(result, Reported):
+                        self._count_reported(result)
                     self._draw(draw)
                 else:
                     self.ended = taken is m.END
@@ -248,6 +286,12 @@ class Pool:
                     self._break(error)
                 raise
             self._midway = False
+
+    def _count_reported(self, reported: Reported) -> None:
+        if reported.result is DROPPED:
+            self.stats.batches -= 1  # there is none
+        elif isinstance(reported.result, codec.Parcel):
+            self.stats.bytes += reported.result.nbytes
 
     def _wait(self, draw: Callable[[], Any], timeout: float) -> Taken:
         """Wait for what the consumer is to get."""
@@ -284,19 +328,24 @@ class Pool:
         self._message(awaited, message)
         return True
 
-    def resume(self, shared_seed: int | None, draw: Callable[[], Any]) -> None:
+    def resume(
+        self, shared_seed: int | None, draw: Callable[[], Any], account: Account | None
+    ) -> None:
         """Begin another epoch on the same workers."""
         self._check_owner()
         with self._undivided():
             self._check()
             self.taken = self._sampler_error = None
+            self.account = account
+            self.unclaimed.clear()
             self._shared_seed = shared_seed
             self._carry_out(self.machine.resume(shared_seed))
             self._draw(draw)
 
-    def fill(self, draw: Callable[[], Any]) -> None:
+    def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
         """Give the workers their first tasks."""
         with self._undivided():
+            self.account = account
             self._draw(draw)
 
     def pid(self, worker: int, timeout: float = 30.0) -> int | None:
@@ -499,7 +548,10 @@ class Pool:
                 raise
             else:
                 self._sampler_error = None
-                self._carry_out(self.machine.draw(index))
+                brief = None
+                if self.account is not None:
+                    brief = self.account.brief(self.machine.next_number, index)
+                self._carry_out(self.machine.draw(index, brief))
 
     def _pump(self, timeout: float | None) -> bool:
         """Wait for something to happen and deal with it; whether a worker was heard."""
@@ -567,17 +619,29 @@ class Pool:
         elif kind == REFUSED:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
             return
+        elif kind == REPORT:
+            place.reports = tuple(pickle.loads(message[1:]))
+            return
+        elif kind == SURVIVED:
+            event = m.Survived(worker, generation)
         else:
             number, size = HEAD.unpack_from(message, 1)
             content = _CONTENT + size
             place.dataset_state = message[_CONTENT:content] or None
+            reports, place.reports = place.reports, ()
+            answer: Any
             if kind == BATCH:
                 parcel = codec.receive(memoryview(message)[content:], place.window)
-                event = m.BatchReady(worker, generation, number, parcel)
+                answer = Reported(parcel, reports) if reports else parcel
+                event = m.BatchReady(worker, generation, number, answer)
             elif kind == ERROR:
                 failed = Failed(pickle.loads(message[content:]))
-                event = m.BatchReady(worker, generation, number, failed)
+                answer = Reported(failed, reports) if reports else failed
+                event = m.BatchReady(worker, generation, number, answer)
+            elif kind == NOTHING_LEFT:
+                event = m.BatchReady(worker, generation, number, Reported(DROPPED, reports))
             elif kind == ENDED:
+                self.unclaimed.extend(reports)
                 event = m.ReplicaEnded(worker, generation, number)
             else:
                 assert kind == RESUMED, kind
@@ -641,13 +705,14 @@ class Pool:
         sample = None
         in_flight = head is not None and note.task == head.number and note.step == "fetch"
         if in_flight and head is not None:
-            sample = sample_at(head.index, note.position)
+            sample = sample_of(head.index, head.brief, note.position)
         with_the_nursery = cause == "killed" and name is None  # which is no sample's doing
         blamed = in_flight and not with_the_nursery
         death = m.Death(
             at=time.monotonic(),
             sample=(head.number, note.position) if blamed and head is not None else None,
             perhaps_from_outside=cause == "killed" and name is not None,
+            evidence=_Ending(cause, name, exitcode, stack),
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))
@@ -657,6 +722,10 @@ class Pool:
         elif head is not None and isinstance(head.result, m.Poisoned):
             action = "replaced; the sample is given up" if replaced else "the sample is given up"
             place.dataset_state = None  # the state before that sample is none to go on from
+        elif any(isinstance(one, m.Convict) for one in actions):
+            action = "replaced; the sample is left out, because it did so alone too"
+        elif replaced and machine.on_trial(worker):
+            action = "replaced; the sample is tried alone"
         else:
             action = "replaced, nothing lost" if replaced else "none needed"
         self.stats.restarts += replaced
@@ -668,7 +737,7 @@ class Pool:
             exitcode=exitcode,
             batch=batch,
             sample=sample,
-            position=note.position if in_flight else None,
+            position=position_of(note.position) if in_flight else None,
             step=note.step,
             stack=stack,
             action=action,
@@ -750,6 +819,10 @@ class Pool:
                 self._dispatch(action)
             elif isinstance(action, m.Start):
                 self._start(action)
+            elif isinstance(action, m.Convict):
+                self._convict(action)
+            elif isinstance(action, m.Separate):
+                action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
             elif action.generation != self.machine.generation(action.worker):
                 continue  # an action before this one has replaced it already
             elif isinstance(action, m.Abandon):
@@ -766,7 +839,17 @@ class Pool:
             return  # it died a moment ago; its replacement will be asked
         released = place.window.take_released()
         if isinstance(item, m.Task):
-            message = pickle.dumps(("task", item.number, item.index, released), 5)
+            if self.account is not None:
+                item.brief = self.account.refreshed(item.index, item.brief)
+            if item.brief is None:
+                message = pickle.dumps(("task", item.number, item.index, released), 5)
+            else:
+                content = (item.index, item.brief)
+                message = pickle.dumps(("briefed", item.number, content, released), 5)
+        elif isinstance(item, m.Trial):
+            task = item.task
+            suspect = (task.index, task.brief, item.sample)
+            message = pickle.dumps(("trial", task.number, suspect, released), 5)
         else:
             message = pickle.dumps(("resume", 0, item.seed, released), 5)
         place.busy_since = time.monotonic()
@@ -774,8 +857,26 @@ class Pool:
         if channel.pending:
             self._poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
 
+    def _convict(self, action: m.Convict) -> None:
+        """A sample ends its workers, alone too: the batch goes on without it."""
+        assert self.account is not None
+        task, last = action.task, action.deaths[-1].evidence
+        kind, error, words = last.in_words()
+        bad = BadSample(
+            index=None,
+            kind=kind,
+            error=error,
+            message=words,
+            traceback=last.stack,
+            digest=digest_of_stack(last.stack),
+            worker_id=action.worker,
+            attempts=len(action.deaths),
+        )
+        task.brief = self.account.convict(task.index, task.brief, action.sample, task.number, bad)
+
     def _start(self, action: m.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
+        place.reports = ()  # of an answer that never came
         self._boxes.clear(worker)
         random_state = None
         if action.answered:
@@ -897,13 +998,6 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def sample_at(index: Any, position: int | None) -> Any:
-    """The sampler's name for the sample at `position` of a batch, if it has one."""
-    if isinstance(index, (list, tuple)) and position is not None and position < len(index):
-        return index[position]
-    return index if position is not None else None
 
 
 def _raised_inside(error: BaseException, function: Callable[..., Any]) -> bool:

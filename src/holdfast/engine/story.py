@@ -7,8 +7,9 @@ from typing import Any
 
 from holdfast.autopsy.incident import Incident
 from holdfast.engine import machine as m
-from holdfast.engine.pool import Refused, sample_at
+from holdfast.engine.pool import Refused
 from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
+from holdfast.samples.substitute import position_of, sample_of
 
 __all__ = ["cannot_start", "gave_up", "poisoned"]
 
@@ -41,15 +42,20 @@ def gave_up(
     )
 
 
-def poisoned(verdict: m.Poisoned, obituaries: Sequence[Incident]) -> PoisonSample:
-    """The error for a sample that ended several workers in a row."""
-    task, position = verdict.task, verdict.position
+def poisoned(
+    verdict: m.Poisoned, obituaries: Sequence[Incident], *, past_it: bool = False
+) -> PoisonSample:
+    """The error for a sample that ended several workers in a row.
+
+    `past_it` if the user wants to go on without bad samples, and that is not possible here.
+    """
+    task, position = verdict.task, position_of(verdict.position)
     deaths = [
         one
         for one in obituaries
         if one.worker_id == task.worker and (one.batch, one.position) == (task.number, position)
     ][-len(verdict.deaths) :]
-    sample = sample_at(task.index, position)
+    sample = sample_of(task.index, task.brief, verdict.position)
     name = f"sample {sample!r}" if sample is not None else "a sample"
     where = f"batch {task.number}"
     if position is not None:
@@ -59,11 +65,27 @@ def poisoned(verdict: m.Poisoned, obituaries: Sequence[Incident]) -> PoisonSampl
         f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {name} ({where}) ended "
         f"{len(verdict.deaths)} workers in a row.\n"
         + _list(deaths)
+        + _why_not_past_it(verdict, past_it)
         + f"\nWhat to do: load dataset[{sample!r}] by itself in a separate Python process to see "
         "it fail, then mend or leave out that sample."
     )
     error.sample = sample  # type: ignore[attr-defined]
     return error
+
+
+def _why_not_past_it(verdict: m.Poisoned, past_it: bool) -> str:
+    if not past_it:
+        return ""
+    if verdict.acquittals:
+        return (
+            f"\nTried alone ({verdict.acquittals} times for this batch), samples did not end their "
+            "worker, so none is left out: what ends it is their being loaded one after another, "
+            "most often memory that is not given back, or a library that an earlier one broke."
+        )
+    return (
+        "\non_bad_sample cannot leave it out: an IterableDataset has no way past an element but "
+        "through it."
+    )
 
 
 def cannot_start(refused: Refused) -> WorkerStartError:

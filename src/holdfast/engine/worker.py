@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import gc
 import os
 import pickle
@@ -32,22 +33,26 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from holdfast.autopsy.blackbox import IDLE, REPLAY, SEND, START, STOP, Recorder
 from holdfast.engine import faults as fault_points
+from holdfast.engine.careful import DROPPED, CarefulIterableFetcher, CarefulMapFetcher
 from holdfast.engine.channel import Channel
 from holdfast.engine.exceptions import Failure, describe
 from holdfast.engine.faults import Faults
-from holdfast.engine.fetch import IterableFetcher, MapFetcher
+from holdfast.engine.fetch import IterableFetcher, MapFetcher, state_of
 from holdfast.engine.lifeline import arm
 from holdfast.engine.pickling import find_unpicklable
 from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
+from holdfast.samples.policy import Policy
+from holdfast.samples.substitute import Brief
 
 __all__ = ["Blueprint", "Equipment", "Setup", "run"]
 
 # Messages of a worker: one letter, then what belongs to it.
 READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X"
+REPORT, NOTHING_LEFT, SURVIVED = b"P", b"N", b"T"  # of bad samples; with a policy for them only
 
-HEAD = struct.Struct("<qI")  # of all but READY and REFUSED: task, size of the dataset's state
+HEAD = struct.Struct("<qI")  # of answers to items: task, size of the dataset's state
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,6 +71,11 @@ class Blueprint:
     base_seed: int
     num_workers: int
     batch_index: Any  # what an iterable dataset is asked with, for every batch
+    policy: Policy | None = None  # for bad samples; None to let them raise
+
+    @property
+    def on_bad_sample(self) -> Any:
+        return None if self.policy is None else self.policy.on_bad_sample
 
 
 @dataclass(frozen=True)
@@ -188,6 +198,10 @@ class _Worker:
                 self.arena.release(offset)
             if kind == "task":
                 self._do_task(number, content)
+            elif kind == "briefed":
+                self._do_task(number, *content)
+            elif kind == "trial":
+                self._do_trial(number, *content)
             elif kind == "resume":
                 self._do_resume(content)
             else:
@@ -238,7 +252,14 @@ class _Worker:
 
     def _make_fetcher(self, state: dict[str, Any] | None = None) -> None:
         blueprint = self.blueprint
+        kind: Callable[..., MapFetcher | IterableFetcher]
         kind = IterableFetcher if blueprint.iterable else MapFetcher
+        if blueprint.policy is not None:
+            kind = functools.partial(
+                CarefulIterableFetcher if blueprint.iterable else CarefulMapFetcher,
+                policy=blueprint.policy,
+                worker_id=self.setup.worker,
+            )
         if state is not None and state["dataset"] is not None:
             self.dataset.load_state_dict(state["dataset"])
         self.fetcher = kind(
@@ -254,6 +275,7 @@ class _Worker:
             if state["iterator"] is not None:
                 self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
             self.fetcher.ended = state["ended"]
+            self.fetcher.ahead = state["ahead"]
 
     def _pass_epochs(self, state: dict[str, Any] | None) -> None:
         """Bring the dataset to where the epochs that are over have left it.
@@ -298,7 +320,7 @@ class _Worker:
 
     # -- items ----------------------------------------------------------------------------
 
-    def _do_task(self, number: int, index: Any) -> None:
+    def _do_task(self, number: int, index: Any, brief: Brief | None = None) -> None:
         if self.exhausted:
             return
         if self.broken is not None:
@@ -307,7 +329,11 @@ class _Worker:
         fetcher = self.fetcher
         assert fetcher is not None
         try:
-            batch = fetcher.fetch(number, index)
+            if brief is None:
+                batch = fetcher.fetch(number, index)
+            else:
+                assert isinstance(fetcher, CarefulMapFetcher)
+                batch = fetcher.fetch(number, index, brief)
         except StopIteration as stop:
             if self.blueprint.iterable:
                 self.exhausted = True
@@ -317,10 +343,20 @@ class _Worker:
         except BaseException as error:
             self._fail(number, error)
         else:
+            if batch is DROPPED:
+                self._answer(NOTHING_LEFT, number, b"")
+                return
             frame = self._encode(number, batch)
             del batch  # or its part of the arena would stay in use on this side
             if frame is not None:
                 self._answer(BATCH, number, frame)
+
+    def _do_trial(self, number: int, index: Any, brief: Brief | None, code: int) -> None:
+        """Load one sample by itself. It is no answer to a batch: the random state stays."""
+        if self.broken is None:
+            assert isinstance(self.fetcher, CarefulMapFetcher)
+            self.fetcher.alone(number, index, brief, code)
+        self.channel.send(SURVIVED + HEAD.pack(number, 0))
 
     def _encode(self, number: int, batch: Any) -> bytes | None:
         """The batch as it will be sent; None if it does not pickle, which is then the answer."""
@@ -376,6 +412,7 @@ class _Worker:
         self.answered += 1
         self._save_random_state(self.answered)
         state = self._dataset_state() if state is None else state
+        self._report()
         message = b"".join((kind, HEAD.pack(number, len(state)), state, content))
         self.recorder.note(number, -1, SEND)
         if self.faults:
@@ -384,6 +421,13 @@ class _Worker:
             self.faults.strike("after-send", number)
         else:
             self.channel.send(message)
+
+    def _report(self) -> None:
+        """Bad samples travel just ahead of the answer; without it they are forgotten."""
+        fetcher = self.fetcher
+        if isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher)) and fetcher.reports:
+            self.channel.send(REPORT + pickle.dumps(fetcher.reports, 5))
+            fetcher.reports = []
 
     def _save_random_state(self, number: int) -> None:
         self.randomness.save(self.recorder.slot_for(number))
@@ -395,29 +439,28 @@ class _Worker:
         if not isinstance(fetcher, IterableFetcher):
             return b""
         try:
-            dataset = _state_of(self.dataset)
-            iterator = None if fetcher.iterator is self.dataset else _state_of(fetcher.iterator)
+            dataset = state_of(self.dataset)
+            iterator = None if fetcher.iterator is self.dataset else state_of(fetcher.iterator)
             if dataset is None and iterator is None:
                 return b""
-            return pickle.dumps({"dataset": dataset, "iterator": iterator, "ended": fetcher.ended})
+            return pickle.dumps(
+                {
+                    "dataset": dataset,
+                    "iterator": iterator,
+                    "ended": fetcher.ended,
+                    "ahead": fetcher.ahead,
+                }
+            )
         except Exception:
             return b""  # it will be replayed from its start instead
 
     def _resting_state(self) -> bytes:
         """The dataset's own state between two epochs, if it offers one."""
         try:
-            state = _state_of(self.dataset) if self.blueprint.iterable else None
+            state = state_of(self.dataset) if self.blueprint.iterable else None
             return b"" if state is None else pickle.dumps(state)
         except Exception:
             return b""  # it will be sent through all epochs instead
-
-
-def _state_of(part: Any) -> Any:
-    if callable(getattr(part, "state_dict", None)) and callable(
-        getattr(part, "load_state_dict", None)
-    ):
-        return part.state_dict()
-    return None
 
 
 def _refuse(channel: Channel, failure: Failure) -> None:

@@ -1,0 +1,307 @@
+"""The books of the main process: which samples are known to be bad, how many, and is it too many.
+
+A `Ledger` belongs to a loader and lasts as long as it does; an `Account` belongs to one epoch. The
+workers find bad samples and deal with them; here it is written down, in the order in which batches
+are delivered, so that warnings, the limit and ``loader.bad_samples`` do not depend on timing.
+
+What is known when an epoch begins is not tried again in it. What is found during an epoch counts
+from the next one on, because how far ahead the sampler is when word arrives is chance, and chance
+must not decide what random numbers a sample gets. Samples that end or stall their workers are the
+exception: left out, they draw nothing either way, and each costs several workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from holdfast.errors import BadSampleWarning, TooManyBadSamples
+from holdfast.samples import policy as policies
+from holdfast.samples.policy import Limit, Policy
+from holdfast.samples.quarantine import Quarantine, label
+from holdfast.samples.record import BadSample, key_of, name_of
+from holdfast.samples.substitute import Brief, Drawn, position_of, sample_of, seed_for
+
+__all__ = ["Account", "Ledger"]
+
+
+class Ledger:
+    """What a loader knows of bad samples, over all its epochs."""
+
+    def __init__(self) -> None:
+        self.bad_samples: list[BadSample] = []
+        self.known: dict[int | str, BadSample] = {}
+        self.counted: set[Any] = set()  # all distinct bad ones, by key
+        self.written: set[int | str] = set()
+        self.warned: set[str] = set()
+        self.quarantine: Quarantine | None = None
+        self.epochs = 0
+        self._unsaid: str | None = None
+
+    def open(
+        self, policy: Policy, limit: Limit, quarantine: str | None, dataset: Any, base_seed: int
+    ) -> Account:
+        """Begin an epoch: read what is new in the quarantine."""
+        if quarantine is None:
+            self.quarantine = None
+        elif self.quarantine is None or self.quarantine.path != quarantine:
+            self.quarantine = Quarantine(quarantine, label(dataset))
+        if self.quarantine is not None:
+            self._read(self.quarantine, dataset)
+        account = Account(self, policy, limit, dataset, base_seed, self.epochs)
+        self.epochs += 1
+        if policy.on_bad_sample == "skip":
+            self.warn_of_ranks()
+        return account
+
+    def _read(self, quarantine: Quarantine, dataset: Any) -> None:
+        found = quarantine.read()
+        for damage in found.damaged:
+            self.warn(damage, f"holdfast: {damage}. It is passed over and left as it is.")
+        for bad in found.records:
+            if bad.index is None or bad.verdict != "bad":
+                continue  # of an iterable dataset, or it may have passed
+            name = name_of(dataset, bad.index)
+            if name is not None and bad.name is not None and name != bad.name:
+                continue  # that index is another sample now
+            key = key_of(bad.index)
+            self.known.setdefault(key, bad)
+            self.written.add(key)
+
+    def write(self, bad: BadSample) -> None:
+        """Into the quarantine, once for each sample."""
+        if self.quarantine is None or key_of(bad.index) in self.written:
+            return
+        try:
+            self.quarantine.append(bad)
+        except OSError as error:
+            self._unsaid = (  # not here: this may be the watch's thread
+                f"holdfast: the quarantine {self.quarantine.path} cannot be written ({error}); "
+                "bad samples are in loader.bad_samples only until it can be."
+            )
+        else:
+            if bad.index is not None:
+                self.written.add(key_of(bad.index))
+
+    def say_what_is_left(self) -> None:
+        """What could not be said when it happened."""
+        if self._unsaid is not None:
+            text, self._unsaid = self._unsaid, None
+            self.warn("unwritable", text)
+
+    def warn(self, once: str, text: str) -> None:
+        if once not in self.warned:
+            self.warned.add(once)
+            warnings.warn(text, BadSampleWarning, stacklevel=_users_level())
+
+    def warn_of_ranks(self) -> None:
+        distributed = torch.distributed
+        if (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        ):
+            self.warn("ranks", policies.UNEVEN)
+
+
+class Account:
+    """One epoch: what the workers are told, and what they report."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        limit: Limit,
+        dataset: Any,
+        base_seed: int,
+        epoch: int,
+    ) -> None:
+        self.ledger = ledger
+        self.policy = policy
+        self.epoch = epoch
+        self.bad: list[BadSample] = []
+        self.seen = 0
+        self.ended = False
+        self._limit = limit
+        self._dataset = dataset
+        self._iterable = isinstance(dataset, IterableDataset)
+        self._seed = seed_for(base_seed, epoch)
+        self._known = dict(ledger.known)
+        self._killers: dict[int | str, BadSample] = {}  # found in this epoch
+        self._keys: set[Any] = set()
+        self._drawn = Drawn()
+        self._ahead = 0
+        self._to_report: list[BadSample] = []  # candidates that ended workers
+        self._good = 0
+        self._streak = 0
+        self.replaces = policy.replaces
+
+    # -- what the workers are told --------------------------------------------------------
+
+    def look_ahead(self, indices: Iterable[Any]) -> None:
+        """Batches the sampler has given already: for the first ones there is no past."""
+        for index in indices:
+            self._drawn.add(_each(index))
+            self._ahead += 1
+
+    def brief(self, number: int, index: Any) -> Brief | None:
+        """For batch `number`, which is the next one drawn. Of a stream there is nothing to say."""
+        if self._iterable:
+            return None
+        known = self._known_in(index)
+        if not self.replaces:
+            return Brief(known) if known else None
+        seed = seed_for(self._seed, number)
+        candidates = tuple(
+            (place, one)
+            for place, one in enumerate(self._drawn.candidates(seed))
+            if not self._known or key_of(one) not in self._known
+        )
+        if self._ahead:
+            self._ahead -= 1  # it is there already
+        else:
+            self._drawn.add(_each(index))
+        return Brief(known, candidates, seed)
+
+    def _known_in(self, index: Any) -> dict[int, BadSample]:
+        if not self._known:
+            return {}
+        found = {}
+        for position, one in enumerate(_each(index)):
+            bad = self._known.get(key_of(one))
+            if bad is not None:
+                found[position] = bad
+        return found
+
+    def refreshed(self, index: Any, brief: Brief | None) -> Brief | None:
+        """The brief of a batch that is given out again: who has ended workers since is left out.
+
+        Only those: left out or tried once more, they draw nothing either way.
+        """
+        if not self._killers:
+            return brief
+        brief = brief or Brief({})
+        known = dict(brief.known)
+        for position, one in enumerate(_each(index)):
+            bad = self._killers.get(key_of(one))
+            if bad is not None:
+                known.setdefault(position, bad)
+        avoid = tuple(bad.index for bad in self._killers.values())
+        return brief._replace(known=known, avoid=avoid if self.replaces else ())
+
+    def convict(
+        self, index: Any, brief: Brief | None, code: int, number: int, bad: BadSample
+    ) -> Brief:
+        """A sample has ended or stalled workers, alone too: the brief for going on without it."""
+        sample = sample_of(index, brief, code)
+        bad = dataclasses.replace(
+            bad,
+            index=sample,
+            name=name_of(self._dataset, sample),
+            position=position_of(code),
+            batch=number,
+            epoch=self.epoch,
+            time=time.time(),
+        )
+        key = key_of(sample)
+        self._known[key] = self._killers[key] = self.ledger.known[key] = bad
+        self.ledger.write(bad)
+        brief = brief or Brief({})
+        itself = {place: bad for place, one in enumerate(_each(index)) if key_of(one) == key}
+        if not itself:  # it was to stand in for another, so no batch will report it
+            self._to_report.append(dataclasses.replace(bad, action="skipped"))
+        return brief._replace(known={**brief.known, **itself, code: bad})
+
+    # -- what they report -----------------------------------------------------------------
+
+    def settle(self, samples: int, reports: Sequence[BadSample]) -> None:
+        """A batch of `samples` was made. Raises `TooManyBadSamples` beyond the limit."""
+        self.seen += samples
+        self._good += max(0, samples - len(reports))
+        self._streak = self._streak + len(reports) if len(reports) >= samples else 0
+        found = [*self._to_report, *reports]
+        if not found:
+            return
+        del self._to_report[: len(found) - len(reports)]
+        for bad in found:
+            self._write_down(bad)
+        self.ledger.say_what_is_left()
+        why = self._limit.passed(
+            bad=len(self.ledger.counted), bad_now=len(self.bad), seen=self.seen
+        )
+        if why is None and self._streak >= policies.STREAK:
+            why = f"{self._streak} samples in a row were bad and not one was good"
+        if why is not None:
+            self._stop(why)
+
+    def _write_down(self, bad: BadSample) -> None:
+        ledger = self.ledger
+        bad = dataclasses.replace(bad, epoch=self.epoch, time=bad.time or time.time())
+        key: Any = key_of(bad.index)
+        if bad.index is None:
+            key = (bad.worker_id, bad.batch, bad.position, bad.digest)
+        if key in self._keys:
+            return  # the sampler gave it twice
+        self._keys.add(key)
+        self.bad.append(bad)
+        is_new = key not in ledger.counted
+        if is_new:
+            ledger.counted.add(key)
+            ledger.bad_samples.append(bad)
+            ledger.warn(f"{bad.kind} {bad.error}", policies.first_of_its_kind(bad))
+        if bad.action == "skipped":
+            ledger.warn_of_ranks()
+        if bad.verdict == "bad" and bad.index is not None:
+            ledger.known.setdefault(key, bad)
+        if is_new or bad.index is not None:
+            ledger.write(bad)
+
+    def end(self) -> None:
+        """The epoch is over: one line about it, if there is something to say."""
+        if self.ended:
+            return
+        self.ended = True
+        if not self.bad:
+            return
+        limit, ledger = self._limit, self.ledger
+        why = limit.passed(
+            bad=len(ledger.counted), bad_now=len(self.bad), seen=self.seen, at_end=True
+        )
+        if why is None and not self._good:
+            why = f"all {self.seen} samples of this epoch were bad"
+        if why is not None:
+            self._stop(why)
+        path = None if ledger.quarantine is None else ledger.quarantine.path
+        warnings.warn(
+            policies.summary(self.bad, epoch=self.epoch, seen=self.seen, quarantine=path),
+            BadSampleWarning,
+            stacklevel=_users_level(),
+        )
+
+    def _stop(self, why: str) -> None:
+        self.ended = True
+        raise TooManyBadSamples(policies.too_many(why, self.bad))
+
+
+def _each(index: Any) -> Sequence[Any]:
+    return index if isinstance(index, (list, tuple)) else (index,)
+
+
+def _users_level() -> int:
+    """The stack level, for `warnings.warn` in our caller, of the line that asked for a batch."""
+    frame = sys._getframe(1)
+    level = 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "holdfast" and not module.startswith("torch.utils.data"):
+            break
+        frame = frame.f_back
+        level += 1
+    return level

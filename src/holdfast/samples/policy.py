@@ -1,0 +1,178 @@
+"""What becomes of a bad sample: which failures may pass, how often to try, where to stop.
+
+Pure: an error or a few numbers in, an answer out.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from holdfast.samples.record import BadSample
+
+__all__ = ["Given", "Limit", "OnBadSample", "Policy", "first_of_its_kind", "may_pass", "summary"]
+
+OnBadSample = Literal["raise", "skip", "replace"] | Callable[[BadSample], Any]
+
+WAITS: Final = (0.1, 0.4)  # seconds before the second and the third try
+ENOUGH: Final = 100  # samples before a fraction says anything, unless the epoch is shorter
+STREAK: Final = 1000  # bad ones in a row, without one good: the data is gone, not a sample
+SHOWN: Final = 5
+
+# What a file is does not change by asking again.
+_LASTING = frozenset(
+    getattr(errno, name)
+    for name in (
+        "ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "ELOOP", "ENAMETOOLONG", "EINVAL",
+        "EEXIST", "EROFS", "EFBIG", "ENXIO", "ENODEV", "ENOTEMPTY", "EILSEQ", "EOVERFLOW",
+        "EDOM", "ERANGE", "ENOEXEC", "EBADF", "ENOSYS", "EXDEV",
+    )
+)  # fmt: skip
+
+# Errors of libraries that need not be installed, and that are no ConnectionError of Python's.
+_PASSING_NAMES = frozenset(
+    {
+        "ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout", "ChunkedEncodingError",
+        "ProtocolError", "IncompleteRead", "RemoteDisconnected", "TransportError",
+        "EndpointConnectionError", "ServiceUnavailable", "TooManyRequests", "SlowDown",
+    }
+)  # fmt: skip
+_PASSING_CODES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same sample may be well another time: an I/O error that is not about the file."""
+    if isinstance(error, (TimeoutError, ConnectionError)):
+        return True
+    code = getattr(error, "code", None)
+    if isinstance(error, OSError) and isinstance(code, int):  # urllib's HTTPError
+        return code in _PASSING_CODES
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno not in _LASTING
+    if any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__):
+        return True
+    cause = getattr(error, "reason", None) or error.__cause__  # `reason`: urllib's URLError
+    return isinstance(cause, BaseException) and cause is not error and may_pass(cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A sample that the policy function gave, to be used instead."""
+
+    sample: Any
+
+
+Decision = Literal["raise", "skip", "replace"] | Given
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user wants; it travels to the workers with the dataset."""
+
+    on_bad_sample: Any
+    stall_timeout: float | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether stand-ins may be needed."""
+        return bool(self.on_bad_sample != "skip")
+
+    def decide(self, bad: BadSample) -> Decision:
+        wanted = self.on_bad_sample
+        if not callable(wanted):
+            return wanted  # type: ignore[no-any-return]
+        answer = wanted(bad)
+        if answer is None:
+            raise TypeError(
+                f"on_bad_sample={wanted!r} returned None for {bad.who()}; it has to return "
+                '"skip", "replace", "raise" or a sample to use instead'
+            )
+        if isinstance(answer, str) and answer in ("skip", "replace", "raise"):
+            return answer  # type: ignore[return-value]
+        return Given(answer)
+
+    def wait_before_retry(self, error: BaseException, tries: int) -> float | None:
+        """Seconds until it is worth trying again after `tries` failures; None if it never is."""
+        if tries > len(WAITS) or not (may_pass(error) or isinstance(error, MemoryError)):
+            return None
+        wait = WAITS[tries - 1]
+        return wait if self.stall_timeout is None else min(wait, self.stall_timeout / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """``max_bad_samples``: a count, a fraction, or neither."""
+
+    count: int | None = None
+    fraction: float | None = None
+
+    def passed(self, *, bad: int, bad_now: int, seen: int, at_end: bool = False) -> str | None:
+        """In what way there are too many: `bad` in all, `bad_now` of the `seen` of this epoch."""
+        if self.count is not None and bad > self.count:
+            return f"{bad} bad samples are more than max_bad_samples={self.count}"
+        if self.fraction is None or not seen:
+            return None
+        enough = max(ENOUGH, round(3 / self.fraction))
+        if (at_end or seen >= enough) and bad_now > self.fraction * seen:
+            return (
+                f"{bad_now} bad samples among {seen} are {bad_now / seen:.1%}, more than "
+                f"max_bad_samples={self.fraction:g}"
+            )
+        return None
+
+
+# -- words --------------------------------------------------------------------------------
+
+
+def group_of(bad: BadSample) -> str:
+    """What counts as one and the same kind of trouble."""
+    words = {
+        "killed": f"ended the worker ({bad.error})",
+        "none": "None",
+        "collate": "unfit for the batch",
+    }
+    return words.get(bad.kind, bad.error or bad.kind)
+
+
+def first_of_its_kind(bad: BadSample) -> str:
+    """One line for the first of its kind; the others of that kind come in the summary."""
+    return f"holdfast: {bad}. Further ones like it are counted, not reported one by one."
+
+
+def counted(bad: Iterable[BadSample]) -> str:
+    groups = Counter(group_of(one) for one in bad)
+    return ", ".join(f"{count} {group}" for group, count in groups.most_common())
+
+
+def summary(bad: Sequence[BadSample], *, epoch: int, seen: int, quarantine: str | None) -> str:
+    """One line for the end of an epoch."""
+    actions = Counter(one.action for one in bad)
+    done = ", ".join(f"{count} {action}" for action, count in actions.most_common())
+    where = f"loader.bad_samples{f' and {quarantine}' if quarantine else ''}"
+    samples = "bad sample" if len(bad) == 1 else "bad samples"
+    return (
+        f"holdfast: {len(bad)} {samples} among {seen} in epoch {epoch}: {counted(bad)}; {done}. "
+        f"See {where}."
+    )
+
+
+def too_many(why: str, bad: Sequence[BadSample]) -> str:
+    """What the user reads when there are more bad samples than he allowed."""
+    first = "\n".join(f"  {one.who()} {one.what()}" for one in bad[:SHOWN])
+    more = f"\n  … and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    return (
+        f"{why}.\nBy cause: {counted(bad)}.\nThe first of them:\n{first}{more}\n"
+        "What to do: if all have one cause (a mount that is gone, a path that is wrong), mend "
+        "that; loader.bad_samples has every one with its traceback. If the data is simply so, "
+        "allow more with max_bad_samples."
+    )
+
+
+UNEVEN: Final = (
+    'holdfast: on_bad_sample="skip" makes batches smaller and drops those with nothing left, so '
+    "the ranks of this distributed run may get different numbers of batches and wait for each "
+    'other until a collective times out. on_bad_sample="replace" keeps sizes and numbers the same.'
+)

@@ -1,0 +1,110 @@
+"""The quarantine: a list of bad samples that outlives the run, as JSON lines.
+
+Several ranks, loaders and runs may share one file without knowing of each other. There is no lock
+that a killed process could leave behind: a record is one line, appended by one ``write`` to a file
+opened with ``O_APPEND`` and then synced, and nobody ever rewrites what is there. A process killed
+in the middle of a write can at worst leave a torn line; whoever writes next begins a new one. What
+cannot be read is reported with its line number and left where it is.
+
+An index means a sample only together with its dataset. So each line says which dataset it is
+about, by class and size (see `label`), and others' lines are passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.samples.record import BadSample
+
+__all__ = ["Found", "Quarantine", "label"]
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was new in the file."""
+
+    records: list[BadSample]
+    damaged: list[str]  # in words, with line numbers
+
+
+class Quarantine:
+    """One file, read bit by bit and only ever added to."""
+
+    def __init__(self, path: str, dataset: str) -> None:
+        self.path = path
+        self.dataset = dataset
+        self._read_to = 0
+        self._lines = 0
+
+    def read(self) -> Found:
+        """Whatever has been added since the last time, by whomever."""
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read_to:  # somebody has cut it short
+                    self._read_to = self._lines = 0
+                file.seek(self._read_to)
+                new = file.read()
+        except FileNotFoundError:
+            return Found([], [])
+        # A last line without its end may still be on its way; it is read when the next one is.
+        whole = new[: new.rfind(b"\n") + 1]
+        rest = new[len(whole) :]
+        if rest and not whole and self._read_to == 0:
+            whole = new  # a file written by hand, or torn in its first line
+        self._read_to += len(whole)
+        found = Found([], [])
+        for line in whole.split(b"\n")[: None if whole == new and rest else -1]:
+            self._lines += 1
+            if line.strip():
+                self._take_in(line, found)
+        return found
+
+    def _take_in(self, line: bytes, found: Found) -> None:
+        try:
+            fields = json.loads(line)
+            record = BadSample.from_json(fields)
+        except (ValueError, RecursionError) as error:
+            found.damaged.append(f"line {self._lines} of {self.path} is damaged: {error}")
+            return
+        if fields.get("dataset") in (None, self.dataset):
+            found.records.append(record)
+
+    def append(self, bad: BadSample) -> None:
+        """Add a record and see that it is on the disk. Raises OSError if it cannot be."""
+        fields = {"holdfast": VERSION, "dataset": self.dataset, **bad.to_json()}
+        line = json.dumps(fields, ensure_ascii=True).encode() + b"\n"
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                line = b"\n" + line  # somebody died while writing
+            written = os.write(file, line)
+            if written != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes were written to {self.path}")
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def label(dataset: Any) -> str:
+    """Which dataset an index belongs to, as far as can be told from outside.
+
+    A dataset that names its samples is checked by those names, sample by sample, and may grow.
+    """
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
+    if inner is not None and indices is not None:  # torch's Subset: the same class for every split
+        chosen = hashlib.sha256(repr(list(indices)).encode()).hexdigest()[:8]
+        return f"{kind}({label(inner)}, {chosen})"
+    if callable(getattr(dataset, "sample_name", None)):
+        return kind
+    try:
+        return f"{kind}[{len(dataset)}]"
+    except Exception:  # it has no length
+        return kind

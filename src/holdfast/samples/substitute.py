@@ -1,0 +1,105 @@
+"""Which sample stands in for a bad one: chosen by seed, among those the sampler has given.
+
+Never from ``range(len(dataset))``: what a sampler holds back (another split, another rank's part)
+must not leak in, and an index need not be a number. The choice depends on the seed, the epoch, the
+batch and the position and on nothing else, so that it is the same in every run and whatever dies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from holdfast.samples.record import BadSample, key_of
+
+__all__ = ["Brief", "Drawn", "code", "order", "position_of", "sample_of", "seed_for"]
+
+CANDIDATES: Final = 16  # sent with every batch
+REMEMBERED: Final = 4096  # indices of the sampler to choose from
+_SHIFT: Final = 32
+
+
+class Brief(NamedTuple):
+    """What a worker is told about a batch besides its indices."""
+
+    known: dict[int, BadSample]  # by code: not to be tried again
+    candidates: tuple[tuple[int, Any], ...] = ()  # number and index, those known to be bad left out
+    seed: int = 0
+    avoid: tuple[Any, ...] = ()  # indices that must not stand in, found bad since
+    apart: bool = False  # load sample by sample, even if the dataset takes many at once
+
+
+NOTHING: Final = Brief({})
+
+
+def code(position: int, number: int | None = None) -> int:
+    """What the black box and the machine call a sample: its position, or a candidate for it."""
+    return position if number is None else position | (number + 1) << _SHIFT
+
+
+def position_of(code: int | None) -> int | None:
+    return None if code is None else code & ((1 << _SHIFT) - 1)
+
+
+def number_of(code: int) -> int | None:
+    """Which candidate it was; None for the sample itself."""
+    number = code >> _SHIFT
+    return number - 1 if number else None
+
+
+def sample_of(index: Any, brief: Brief | None, code: int | None) -> Any:
+    """The sampler's name for what `code` means in a batch, if it has one."""
+    if code is None:
+        return None
+    number = number_of(code)
+    if number is not None:
+        return dict(everybody(brief or NOTHING, index)).get(number)
+    if isinstance(index, (list, tuple)):
+        return index[code] if code < len(index) else index
+    return index
+
+
+def seed_for(*parts: int) -> int:
+    """A seed of 63 bits from some numbers."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+class Drawn:
+    """The last few thousand indices of the sampler."""
+
+    def __init__(self) -> None:
+        self._ring: list[Any] = []
+        self._at = 0
+
+    def add(self, indices: Iterable[Any]) -> None:
+        for index in indices:
+            if len(self._ring) < REMEMBERED:
+                self._ring.append(index)
+            else:
+                self._ring[self._at] = index
+                self._at = (self._at + 1) % REMEMBERED
+
+    def candidates(self, seed: int) -> list[Any]:
+        return random.Random(seed).sample(self._ring, min(CANDIDATES, len(self._ring)))
+
+
+def everybody(brief: Brief, index: Any) -> Iterator[tuple[int, Any]]:
+    """All who may stand in, with their numbers: the candidates, then the others of the batch."""
+    yield from brief.candidates
+    if isinstance(index, (list, tuple)):
+        yield from enumerate(index, CANDIDATES)
+
+
+def order(brief: Brief, index: Sequence[Any], position: int) -> list[tuple[int, Any]]:
+    """Who stands in at `position`, first choice first. Not the sample itself."""
+    itself = key_of(index[position])
+    dice = random.Random(seed_for(brief.seed, position))
+    chosen = [one for one in brief.candidates if key_of(one[1]) != itself]
+    # By their numbers, and not by their places in the list: those left out must not matter.
+    first = {number: dice.random() for number in range(CANDIDATES)}
+    chosen.sort(key=lambda one: first[one[0]])
+    others = [one for one in enumerate(index, CANDIDATES) if key_of(one[1]) != itself]
+    dice.shuffle(others)
+    return chosen + others

@@ -1,0 +1,274 @@
+"""Trials: who is blamed for a worker's death, played through every history.
+
+The model knows who is guilty: some samples of some batches end or stall whoever loads them; others
+are hit from outside now and then. Workers load a batch sample by sample and die at the first guilty
+one that was not left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.engine import machine as m
+
+SIZE = 4  # samples in a batch
+
+
+def make(workers: int = 1, prefetch: int = 2, **options: Any) -> m.Machine:
+    options.setdefault("restarts", m.RestartPolicy(None, 60.0))
+    return m.Machine(workers=workers, prefetch=prefetch, trials=True, **options)
+
+
+class Court(RuleBasedStateMachine):
+    """Every guilty one is convicted, nobody else is, and every batch arrives."""
+
+    @initialize(
+        workers=st.integers(1, 3),
+        prefetch=st.integers(1, 3),
+        in_order=st.booleans(),
+        length=st.integers(0, 12),
+        guilty=st.sets(st.tuples(st.integers(0, 11), st.integers(0, SIZE - 1)), max_size=12),
+        memory=st.sets(st.tuples(st.integers(0, 11), st.integers(0, SIZE - 1)), max_size=4),
+    )
+    def begin(
+        self,
+        workers: int,
+        prefetch: int,
+        in_order: bool,
+        length: int,
+        guilty: set[tuple[int, int]],
+        memory: set[tuple[int, int]],
+    ) -> None:
+        self.now = 0.0
+        self.length = length
+        self.by_memory = memory  # end their worker by SIGKILL, which proves less
+        self.guilty = {one for one in guilty | memory if one[0] < length}
+        # Deaths that convict must not exhaust it; blows from outside are what it is for.
+        self.machine = make(
+            workers, prefetch, in_order=in_order, restarts=m.RestartPolicy(None, 60.0)
+        )
+        self.inboxes: dict[int, deque[m.Item]] = {}
+        self.left_out: set[tuple[int, int]] = set()
+        self.heard = dict.fromkeys(range(workers), 0)
+        self.blows: set[int] = set()  # seats hit from outside since their last progress
+        self.sampler = list(range(length))
+        self.delivered: list[int] = []
+        self.ended = False
+        self.obey(self.machine.begin())
+        self.draw()
+
+    def obey(self, actions: list[m.Action]) -> None:
+        for action in actions:
+            if isinstance(action, m.Start):
+                self.inboxes[action.worker] = deque()
+                assert action.answered == self.heard[action.worker], "a trial counts as an answer"
+            elif isinstance(action, m.Dispatch):
+                self.inboxes[action.worker].append(action.item)
+            elif isinstance(action, m.Convict):
+                culprit = (action.task.index, action.sample)
+                assert culprit in self.guilty, "an innocent sample is convicted"
+                assert culprit not in self.left_out, "it is convicted twice"
+                self.left_out.add(culprit)
+
+    def draw(self) -> None:
+        while self.machine.draws_due > 0:
+            if self.sampler:
+                self.obey(self.machine.draw(self.sampler.pop(0)))
+            else:
+                self.machine.drained()
+
+    def die(self, worker: int, sample: tuple[int, int] | None, outside: bool) -> None:
+        self.inboxes[worker].clear()
+        death = m.Death(self.now, sample, perhaps_from_outside=outside)
+        generation = self.machine.generation(worker)
+        self.obey(self.machine.handle(m.WorkerDied(worker, generation, death)))
+
+    def work(self, worker: int) -> None:
+        """Do one item, or die of it."""
+        if not self.machine.alive(worker):
+            return
+        generation = self.machine.generation(worker)
+        self.machine.handle(m.WorkerReady(worker, generation))
+        if not self.inboxes[worker]:
+            return
+        item = self.inboxes[worker][0]
+        task = item.task if isinstance(item, m.Trial) else item
+        assert isinstance(task, m.Task)
+        samples = [item.sample] if isinstance(item, m.Trial) else range(SIZE)
+        for sample in samples:
+            one = (task.index, sample)
+            if one in self.guilty and one not in self.left_out:
+                self.die(worker, (task.number, sample), one in self.by_memory)
+                return
+        self.inboxes[worker].popleft()
+        self.blows.discard(worker)
+        if isinstance(item, m.Trial):
+            self.machine.handle(m.Survived(worker, generation))
+        else:
+            self.heard[worker] += 1
+            self.machine.handle(m.BatchReady(worker, generation, task.number, task.index))
+
+    @rule(worker=st.integers(0, 2), items=st.integers(1, 4))
+    def a_worker_works(self, worker: int, items: int) -> None:
+        for _ in range(items):
+            if worker < self.machine.workers:
+                self.work(worker)
+
+    @rule(worker=st.integers(0, 2), sample=st.integers(0, SIZE - 1), known=st.booleans())
+    def one_is_hit_from_outside(self, worker: int, sample: int, known: bool) -> None:
+        """By SIGKILL, in the middle of some sample; never twice without anything between."""
+        if worker >= self.machine.workers or worker in self.blows:
+            return
+        if not self.machine.alive(worker):
+            return
+        self.machine.handle(m.WorkerReady(worker, self.machine.generation(worker)))
+        self.blows.add(worker)
+        head = self.inboxes[worker][0] if self.inboxes[worker] else None
+        hit = None
+        if known and isinstance(head, m.Task):
+            hit = (head.number, sample)
+        elif known and isinstance(head, m.Trial):
+            hit = (head.task.number, head.sample)
+        self.die(worker, hit, True)
+
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def the_consumer_takes(self) -> None:
+        taken = self.machine.take()
+        if isinstance(taken, m.Delivery):
+            assert not isinstance(taken.result, m.Poisoned), "a batch is given up"
+            self.delivered.append(taken.result)
+            self.draw()
+        elif taken is m.END:
+            self.ended = True
+            assert sorted(self.delivered) == list(range(self.length))
+            assert self.left_out == self.guilty
+
+    @invariant()
+    def order_is_kept(self) -> None:
+        if hasattr(self, "machine") and self.machine.in_order:
+            assert self.delivered == list(range(len(self.delivered)))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        for _ in range(2000):
+            if self.ended:
+                break
+            for worker in range(self.machine.workers):
+                self.work(worker)
+            self.the_consumer_takes()
+        assert self.ended, "the run did not end"
+
+
+TestCourt = Court.TestCase
+TestCourt.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+
+
+def start(machine: m.Machine, batches: int = 1) -> None:
+    machine.begin()
+    for index in range(batches):
+        machine.draw(index)
+    machine.handle(m.WorkerReady(0, 0))
+
+
+def die(machine: m.Machine, sample: tuple[int, int | None] | None, **how: Any) -> list[m.Action]:
+    generation = machine.generation(0)
+    machine.handle(m.WorkerReady(0, generation))
+    return machine.handle(m.WorkerDied(0, generation, m.Death(1.0, sample, **how)))
+
+
+def items(actions: list[m.Action]) -> list[m.Item]:
+    return [action.item for action in actions if isinstance(action, m.Dispatch)]
+
+
+def test_after_a_crash_the_sample_is_tried_alone_before_the_batch() -> None:
+    machine = make()
+    start(machine, 2)
+    trial, first, second = items(die(machine, (0, 3)))
+    assert isinstance(trial, m.Trial)
+    assert (trial.task.number, trial.sample) == (0, 3)
+    assert isinstance(first, m.Task)
+    assert isinstance(second, m.Task)
+
+
+def test_one_that_crashes_alone_too_is_left_out_and_the_batch_redone() -> None:
+    machine = make()
+    start(machine)
+    die(machine, (0, 3))
+    convict, *rest = die(machine, (0, 3))
+    assert isinstance(convict, m.Convict)
+    assert (convict.task.number, convict.sample, len(convict.deaths)) == (0, 3, 2)
+    assert [type(one) for one in items(rest)] == [m.Task]
+
+
+def test_a_kill_from_outside_must_happen_twice_in_the_batch_and_twice_alone() -> None:
+    machine = make()
+    start(machine)
+    outside = {"perhaps_from_outside": True}
+    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [m.Task]
+    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [m.Trial, m.Task]
+    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [m.Trial, m.Task]
+    assert isinstance(die(machine, (0, 3), **outside)[0], m.Convict)
+
+
+def test_an_acquitted_one_may_be_tried_again_but_not_for_ever() -> None:
+    machine = make()
+    start(machine)
+    for _ in range(m.ACQUITTALS):
+        assert isinstance(items(die(machine, (0, 1)))[0], m.Trial)
+        machine.handle(m.WorkerReady(0, machine.generation(0)))
+        machine.handle(m.Survived(0, machine.generation(0)))
+    die(machine, (0, 1))
+    die(machine, (0, 1))
+    delivery = machine.take()
+    assert isinstance(delivery, m.Delivery)
+    assert isinstance(delivery.result, m.Poisoned)
+    assert delivery.result.acquittals == m.ACQUITTALS
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_deaths_that_convict_do_not_use_up_the_restarts(outside: bool) -> None:
+    machine = make(restarts=m.RestartPolicy(1, 1000.0))
+    start(machine)
+    for sample in range(50):
+        for _ in range(4 if outside else 2):
+            die(machine, (0, sample), perhaps_from_outside=outside)
+    assert machine.failure is None
+
+
+def test_deaths_of_the_acquitted_do() -> None:
+    machine = make(restarts=m.RestartPolicy(1, 1000.0))
+    start(machine)
+    die(machine, (0, 1))
+    machine.handle(m.WorkerReady(0, machine.generation(0)))
+    machine.handle(m.Survived(0, machine.generation(0)))
+    die(machine, None)
+    assert machine.failure is not None
+    assert machine.failure.reason == "restart-limit"
+
+
+def test_a_batch_loaded_as_a_whole_is_taken_apart_before_anybody_is_blamed() -> None:
+    machine = make()
+    start(machine)
+    assert [type(one) for one in items(die(machine, (0, None)))] == [m.Task]
+    separate, *rest = die(machine, (0, None))
+    assert isinstance(separate, m.Separate)
+    assert [type(one) for one in items(rest)] == [m.Task]
+    assert isinstance(items(die(machine, (0, 2)))[0], m.Trial)
+
+
+def test_nobody_is_tried_in_a_stream() -> None:
+    machine = make(iterable=True)
+    start(machine)
+    assert [type(one) for one in items(die(machine, (0, 0)))] == [m.Task]
+    die(machine, (0, 0))
+    delivery = machine.take()
+    assert isinstance(delivery, m.Delivery)
+    assert isinstance(delivery.result, m.Poisoned)

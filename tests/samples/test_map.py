@@ -1,0 +1,531 @@
+"""Map-style data: the good samples are stock torch's, bit for bit, and the bad ones are named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Subset, default_collate
+
+from holdfast import BadSample, DataLoader, NoSubstitute, PoisonSample
+from tests.samples.datasets import AtOnce, Caught, Corrupt, Flaky, drawn
+from tests.samples.streams import indices, named, ours, rows, stock
+
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")]
+
+KINDS = {
+    "raises": ("raised", "ValueError"),
+    "raises late": ("raised", "KeyError"),
+    "None": ("none", ""),
+    "exits politely": ("raised", "SystemExit"),
+    "odd shape": ("collate", "RuntimeError"),
+    "odd type": ("collate", "AttributeError"),
+    "segfault": ("killed", "SIGSEGV"),
+    "abort": ("killed", "SIGABRT"),
+    "exit": ("killed", "exit code 7"),
+    "kill": ("killed", "SIGKILL"),
+    "stall": ("stalled", "stalled"),
+}
+
+# First and last of the epoch, two in a batch, a whole batch (20 to 23).
+PLACES = [0, 5, 6, 20, 21, 22, 23, 39]
+
+
+def expected(bad: dict[int, str]) -> dict[int, tuple[str, str]]:
+    return {index: KINDS[how] for index, how in bad.items()}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("how", ["raises", "raises late", "None"])
+def test_skipping_gives_what_a_dataset_that_catches_gives_with_stock_torch(
+    how: str, workers: int
+) -> None:
+    bad = dict.fromkeys(PLACES, how)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": workers == 2, "num_workers": workers}
+    (stream,), loader = ours(Corrupt(bad), on_bad_sample="skip", **options)
+    assert [stream] == stock(Caught(bad), **options)
+    assert named(loader) == expected(bad)
+    assert {one.action for one in loader.bad_samples} == {"skipped"}
+
+
+@pytest.mark.parametrize("how", ["segfault", "abort", "exit", "kill"])
+def test_samples_that_end_their_worker_cost_themselves_only(how: str) -> None:
+    bad = {0: how, 9: how, 10: how, 39: how}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
+    (stream,), loader = ours(Corrupt(bad), on_bad_sample="skip", **options)
+    assert [stream] == stock(Caught(bad), **options)
+    assert named(loader) == expected(bad)
+    assert loader.bad_samples[0].name == "sample-0.bin"
+
+
+def test_samples_that_stall_cost_themselves_only() -> None:
+    bad = {6: "stall"}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
+    (stream,), loader = ours(Corrupt(bad), on_bad_sample="skip", stall_timeout=0.5, **options)
+    assert [stream] == stock(Caught(bad), **options)
+    assert named(loader) == expected(bad)
+    assert (
+        "sleep" in loader.bad_samples[0].traceback or "misbehave" in loader.bad_samples[0].traceback
+    )
+
+
+def test_thirty_samples_that_kill_do_not_use_up_the_restarts() -> None:
+    bad = dict.fromkeys(range(0, 60, 2), "segfault")
+    (stream,), loader = ours(Corrupt(bad, 60), on_bad_sample="skip", batch_size=8, num_workers=1)
+    assert indices(stream) == list(range(1, 60, 2))
+    assert named(loader) == expected(bad)
+    assert len(loader.incidents) == 60
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["raises late", "None", "odd shape", "odd type", "segfault"])
+def test_replacing_keeps_sizes_and_numbers_and_the_bytes_of_the_good(
+    how: str, workers: int
+) -> None:
+    if workers == 0 and how == "segfault":
+        pytest.skip("nothing survives that without workers")
+    odd = how.startswith("odd")
+    bad = dict.fromkeys([1, 7, 39], how) if odd else dict.fromkeys(PLACES, how)
+    shuffle = workers == 0 and not odd
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle, "num_workers": workers}
+    (stream,), loader = ours(Corrupt(bad), on_bad_sample="replace", **options)
+    assert [len(batch) for batch in stream] == [4] * 10
+    assert not set(indices(stream)) & set(bad)
+    if how == "odd type" and not workers:  # torch has other words for it there
+        assert {index: kind for index, (kind, _) in named(loader).items()} == dict.fromkeys(
+            bad, "collate"
+        )
+    else:
+        assert named(loader) == expected(bad)
+    assert {one.action for one in loader.bad_samples} == {"replaced"}
+    # Without the stand-ins it is what stock torch gives.
+    good = {row for batch in stock(Caught(bad), **options)[0] for row in batch}
+    assert good <= {row for batch in stream for row in batch}
+    assert ours(Corrupt(bad), on_bad_sample="replace", **options)[0] == [stream]
+
+
+def test_stand_ins_come_from_the_sampler_alone() -> None:
+    """What it holds back must not leak in; indices need be no numbers."""
+
+    class Words(Corrupt):
+        def __getitem__(self, index: Any) -> Any:
+            assert index.startswith("train-"), "a held-out sample was loaded"
+            return super().__getitem__(int(index.removeprefix("train-")))
+
+    bad = {3: "raises", 4: "raises", 11: "raises", 12: "segfault"}
+    sampler = [f"train-{number}" for number in range(20)]
+    (stream,), loader = ours(
+        Words(bad), sampler=sampler, batch_size=2, num_workers=2, on_bad_sample="replace"
+    )
+    assert [len(batch) for batch in stream] == [2] * 10
+    assert set(indices(stream)) == set(range(20)) - set(bad)
+    assert {one.index for one in loader.bad_samples} == {f"train-{number}" for number in bad}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_of_the_first_batch_may_be_bad(workers: int) -> None:
+    bad = dict.fromkeys(range(4), "raises")
+    (stream,), _ = ours(Corrupt(bad), batch_size=4, num_workers=workers, on_bad_sample="replace")
+    assert [len(batch) for batch in stream] == [4] * 10
+    assert indices(stream)[4:] == list(range(4, 40))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_with_nobody_to_stand_in_it_says_so(workers: int) -> None:
+    bad = dict.fromkeys(range(40), "raises")
+    loader = DataLoader(Corrupt(bad), batch_size=4, num_workers=workers, on_bad_sample="replace")
+    with pytest.raises(NoSubstitute, match="no good sample was found to stand in for sample 0"):
+        next(iter(loader))
+    loader.close()
+
+
+def test_the_same_after_a_death_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found is found again when the batch is redone, and told once."""
+    bad = {1: "raises late", 2: "None", 9: "raises late", 17: "odd shape"}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
+    for policy in ("skip", "replace"):
+        calm, loader = ours(Corrupt(bad), on_bad_sample=policy, **options)
+        faults = "before-send:SIGKILL@task=0;after-collate:SIGSEGV@task=2,generation=1"
+        monkeypatch.setenv("HOLDFAST_FAULTS", faults)
+        stormy, another = ours(Corrupt(bad), on_bad_sample=policy, **options)
+        monkeypatch.delenv("HOLDFAST_FAULTS")
+        assert len(another.incidents) == 2
+        assert stormy == calm
+        assert named(another) == named(loader) == expected(bad)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_in_later_epochs_nothing_known_to_be_bad_is_tried_again(
+    persistent: bool, tmp_path: Path
+) -> None:
+    bad = {3: "raises", 17: "None", 18: "segfault"}
+    dataset = Corrupt(bad, log=tmp_path / "log")
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "shuffle": True,
+        "num_workers": 2,
+        "persistent_workers": persistent,
+    }
+    streams, loader = ours(dataset, on_bad_sample="skip", epochs=3, **options)
+    assert streams == stock(Caught(bad), epochs=3, **options)
+    assert [dataset.attempts(index) for index in bad] == [1, 1, 2]
+    assert len(loader.bad_samples) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"),
+    [
+        ("spawn", "replace"),
+        pytest.param("spawn", "skip", marks=pytest.mark.slow),
+        pytest.param("forkserver", "skip", marks=pytest.mark.slow),
+        pytest.param("forkserver", "replace", marks=pytest.mark.slow),
+    ],
+)
+def test_other_start_methods(method: str, policy: str) -> None:
+    bad = {3: "raises late", 6: "segfault", 8: "None"}
+    common: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "on_bad_sample": policy}
+    forked, _ = ours(Corrupt(bad, 12), **common)
+    streams, loader = ours(Corrupt(bad, 12), multiprocessing_context=method, **common)
+    assert streams == forked
+    assert named(loader) == expected(bad)
+
+
+# -- what may pass ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_passes_leaves_no_trace(workers: int, tmp_path: Path) -> None:
+    """It is tried again from the same random state."""
+    flaky = Flaky({2, 9}, 2, tmp_path, OSError(errno.EIO, "Input/output error"))
+    (stream,), loader = ours(flaky, batch_size=4, num_workers=workers, on_bad_sample="skip")
+    assert [stream] == stock(Corrupt({}), batch_size=4, num_workers=workers)
+    assert loader.bad_samples == []
+    assert (tmp_path / "2").read_text() == "xxx"
+
+
+def test_what_does_not_pass_is_given_up_after_three_times(tmp_path: Path) -> None:
+    flaky = Flaky({2}, 5, tmp_path, ConnectionResetError("by peer"))
+    streams, loader = ours(flaky, batch_size=4, num_workers=1, on_bad_sample="skip", epochs=2)
+    assert [2 in indices(stream) for stream in streams] == [False, True]  # it is not banned
+    (bad,) = loader.bad_samples
+    assert (bad.attempts, bad.verdict) == (3, "transient")
+
+
+def test_what_stays_is_tried_once(tmp_path: Path) -> None:
+    flaky = Flaky({2}, 9, tmp_path, PermissionError(errno.EACCES, "Permission denied", "/data/x"))
+    _, loader = ours(flaky, batch_size=4, num_workers=1, on_bad_sample="skip")
+    assert (tmp_path / "2").read_text() == "x"
+    (bad,) = loader.bad_samples
+    assert (bad.attempts, bad.verdict, bad.name) == (1, "bad", "sample-2.bin")
+
+
+# -- a function ---------------------------------------------------------------------------
+
+
+def judge(bad: BadSample) -> Any:
+    """By index: each kind of answer."""
+    if bad.index == 1:
+        return "skip"
+    if bad.index == 6:
+        return "replace"
+    if bad.index == 9:
+        return drawn(900)
+    if bad.index == 13:
+        return torch.full((4,), 1300, dtype=torch.float64)
+    return "raise"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_decides_for_each(workers: int) -> None:
+    bad = {1: "raises", 6: "None", 9: "odd shape"} | ({13: "segfault"} if workers else {})
+    (stream,), loader = ours(
+        Corrupt(bad, 20), batch_size=4, num_workers=workers, on_bad_sample=judge
+    )
+    found = indices(stream)
+    assert found[:3] == [0, 2, 3]
+    assert found[5] in set(range(20)) - set(bad)
+    assert 900 in found
+    assert (1300 in found) == bool(workers)
+    assert {one.index: one.action for one in loader.bad_samples} == {
+        1: "skipped",
+        6: "replaced",
+        9: "given",
+    } | ({13: "given"} if workers else {})
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("raises", ValueError),
+        ("segfault", PoisonSample),
+        ("odd shape", RuntimeError),
+        ("None", AttributeError),  # what torch says of None among tensors
+    ],
+)
+def test_a_function_that_says_raise_gets_the_error_as_ever(how: str, error: Any) -> None:
+    loader = DataLoader(
+        Corrupt({2: how}, 8), batch_size=4, num_workers=1, on_bad_sample=lambda bad: "raise"
+    )
+    iterator = iter(loader)
+    with pytest.raises(error) as caught:
+        next(iterator)
+    if how == "raises":
+        assert "raised by sample 2 (position 2 of 4 in batch 0, worker 0)" in str(caught.value)
+    assert indices([rows(next(iterator))]) == [4, 5, 6, 7]
+    assert [one.action for one in loader.bad_samples] == ["raised"]
+    loader.close()
+
+
+def test_a_function_that_fails_is_an_error_at_that_batch() -> None:
+    def broken(bad: BadSample) -> Any:
+        raise ZeroDivisionError("in the policy")
+
+    loader = DataLoader(
+        Corrupt({2: "raises"}, 8), num_workers=1, batch_size=4, on_bad_sample=broken
+    )
+    with pytest.raises(ZeroDivisionError, match="in the policy"):
+        next(iter(loader))
+    loader.close()
+
+
+# -- collation ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_odd_one_out_is_named_with_what_the_others_had(workers: int) -> None:
+    (stream,), loader = ours(
+        Corrupt({5: "odd shape", 7: "odd type"}, 12),
+        batch_size=6,
+        num_workers=workers,
+        on_bad_sample="skip",
+    )
+    assert indices(stream) == [0, 1, 2, 3, 4, 6, 8, 9, 10, 11]
+    messages = [one.message for one in loader.bad_samples]
+    assert messages == [
+        "it is a float64 tensor of shape (3,), the others had a float64 tensor of shape (4,)",
+        "it is a str, the others had a float64 tensor of shape (4,)",
+    ]
+
+
+def picky(data: list[Any]) -> Any:
+    """A collation of the user's that dislikes a value, not a shape."""
+    for one in data:
+        if int(one[0]) in (2, 3):
+            raise ValueError("I do not like it")
+    return default_collate(data)
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_a_collation_of_the_users_is_asked_who_it_is(policy: str) -> None:
+    (stream,), loader = ours(
+        Corrupt({}, 8), batch_size=4, num_workers=1, collate_fn=picky, on_bad_sample=policy
+    )
+    assert [len(batch) for batch in stream] == ([2, 4] if policy == "skip" else [4, 4])
+    assert named(loader) == {2: ("collate", "ValueError"), 3: ("collate", "ValueError")}
+
+
+def test_harmless_differences_are_no_guilt() -> None:
+    """An int among floats collates; only the one that does not fit is to blame."""
+
+    class Mixed(Corrupt):
+        def __getitem__(self, index: int) -> Any:
+            value: Any = 1 if index == 1 else 0.5
+            return (value, torch.zeros(3 if index == 2 else 2), index)
+
+    loader = DataLoader(Mixed({}, 8), batch_size=8, num_workers=1, on_bad_sample="skip")
+    (batch,) = list(loader)
+    assert batch[2].tolist() == [0, 1, 3, 4, 5, 6, 7]
+    assert set(named(loader)) == {2}
+    loader.close()
+
+
+def test_when_nobody_can_be_singled_out_nobody_is() -> None:
+    class Ragged(Corrupt):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(index + 1)
+
+    loader = DataLoader(Ragged({}, 4), batch_size=4, num_workers=1, on_bad_sample="skip")
+    with pytest.raises(RuntimeError, match="while collating batch 0"):
+        list(loader)
+    assert loader.bad_samples == []
+    loader.close()
+
+
+class Large(Corrupt):
+    """Samples that are copied to their place as they are fetched."""
+
+    def __getitem__(self, index: int) -> Any:
+        how = self.bad.get(index)
+        if how == "odd shape":
+            return torch.zeros(3)
+        sample = super().__getitem__(index)
+        return None if sample is None else torch.cat([sample, torch.full((20_000,), float(index))])
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_large_samples_land_in_their_own_rows(policy: str) -> None:
+    bad = {0: "raises", 5: "None", 6: "odd shape", 13: "segfault"}
+    loader = DataLoader(Large(bad, 16), batch_size=4, num_workers=2, on_bad_sample=policy)
+    seen = []
+    for batch in loader:
+        assert (batch[:, 4:] == batch[:, :1]).all()
+        seen += batch[:, 0].int().tolist()
+    assert set(seen) == set(range(16)) - set(bad)
+    assert len(seen) == (12 if policy == "skip" else 16)
+    loader.close()
+
+
+# -- other ways to ask for samples --------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_without_batches(policy: str, workers: int) -> None:
+    bad = {0: "raises", 5: "None", 19: "raises"} | ({7: "segfault"} if workers else {})
+    (stream,), loader = ours(
+        Corrupt(bad, 20), batch_size=None, num_workers=workers, on_bad_sample=policy
+    )
+    good = [index for index in range(20) if index not in bad]
+    if policy == "skip":
+        assert indices(stream) == good
+    else:
+        assert len(stream) == 20
+        assert [i for at, i in enumerate(indices(stream)) if at not in bad] == good
+        assert not set(indices(stream)) & set(bad)
+    assert named(loader) == expected(bad)
+
+
+def test_a_batch_sampler_of_the_users() -> None:
+    batches = [(0, 1, 2), (3,), (4, 5, 6, 7), (3,)]
+    bad = {1: "raises", 3: "None", 6: "segfault"}
+    (stream,), loader = ours(
+        Corrupt(bad, 8), batch_sampler=batches, num_workers=2, on_bad_sample="skip"
+    )
+    assert indices(stream) == [0, 2, 4, 5, 7]
+    assert named(loader) == expected(bad)
+    (stream,), loader = ours(
+        Corrupt(bad, 8), batch_sampler=batches, num_workers=2, on_bad_sample="replace"
+    )
+    assert [len(batch) for batch in stream] == [3, 1, 4, 1]
+    assert not set(indices(stream)) & set(bad)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_a_dataset_that_loads_many_at_once(policy: str, workers: int) -> None:
+    bad = {1: "raises", 6: "None", 7: "raises"} | ({13: "segfault"} if workers else {})
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": workers, "on_bad_sample": policy}
+    streams, loader = ours(AtOnce(bad, 16), epochs=2, **options)
+    for stream in streams:
+        assert set(indices(stream)) == set(range(16)) - set(bad)
+        assert len(indices(stream)) == (16 if policy == "replace" else 16 - len(bad))
+    assert named(loader) == expected(bad)
+
+
+def test_a_subset_of_a_dataset() -> None:
+    bad = {11: "raises", 13: "segfault", 19: "None"}
+    part = Subset(Corrupt(bad, 20), list(range(10, 20)))
+    (stream,), loader = ours(part, batch_size=4, num_workers=1, on_bad_sample="replace")
+    assert set(indices(stream)) == {10, 12, 14, 15, 16, 17, 18}
+    assert [one.name for one in loader.bad_samples] == [f"sample-{i}.bin" for i in (11, 13, 19)]
+
+
+def test_a_sampler_may_give_a_bad_one_twice() -> None:
+    bad = {2: "raises", 3: "segfault"}
+    (stream,), loader = ours(
+        Corrupt(bad, 8), sampler=[2, 3, 2, 0, 1, 2, 3, 4], batch_size=2, num_workers=1,
+        on_bad_sample="skip",
+    )  # fmt: skip
+    assert indices(stream) == [0, 1, 4]
+    assert named(loader) == expected(bad)
+
+
+def test_batches_as_they_come() -> None:
+    bad = {2: "raises", 3: "segfault", 9: "None"}
+    (stream,), _ = ours(
+        Corrupt(bad, 24), batch_size=4, num_workers=2, in_order=False, on_bad_sample="replace"
+    )
+    assert sorted(len(batch) for batch in stream) == [4] * 6
+    assert set(indices(stream)) == set(range(24)) - set(bad)
+
+
+class Columns(Corrupt):
+    """Makes a whole batch itself; there are no samples to tell apart."""
+
+    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        return {"index": torch.tensor(indices), "twice": 2 * torch.tensor(indices)}
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def test_a_batch_of_the_datasets_own_making_is_left_as_it_is() -> None:
+    loader = DataLoader(
+        Columns({}, 8), batch_size=4, num_workers=1, collate_fn=as_it_is, on_bad_sample="skip"
+    )
+    assert [batch["twice"].tolist() for batch in loader] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    loader.close()
+
+
+# -- innocence ----------------------------------------------------------------------------
+
+
+class Neighbours(Corrupt):
+    """Sample 6 ends its worker only after sample 5 was loaded by the same process."""
+
+    ran = -1
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 6 and Neighbours.ran == 5:
+            os._exit(9)
+        Neighbours.ran = index
+        return super().__getitem__(index)
+
+
+def test_one_that_does_no_harm_alone_is_not_left_out() -> None:
+    loader = DataLoader(Neighbours({}, 8), batch_size=4, num_workers=1, on_bad_sample="skip")
+    iterator = iter(loader)
+    assert indices([rows(next(iterator))]) == [0, 1, 2, 3]
+    with pytest.raises(PoisonSample, match="samples did not end their worker, so none is left out"):
+        next(iterator)
+    assert loader.bad_samples == []
+    loader.close()
+
+
+class Pressed(Corrupt):
+    """Sample 6 is killed from outside, as for lack of memory, as often as `folder` lacks marks."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        super().__init__({}, size)
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index == 6 and len(list(self.folder.iterdir())) < 3:
+            (self.folder / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+
+def test_a_death_by_memory_blames_nobody_unless_it_happens_alone_again(tmp_path: Path) -> None:
+    """Twice in its batch, once alone, and then never: innocent."""
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1}
+    (stream,), loader = ours(Pressed(12, tmp_path), on_bad_sample="skip", **options)
+    assert [stream] == stock(Corrupt({}, 12), **options)
+    assert loader.bad_samples == []
+    assert [one.signal for one in loader.incidents] == ["SIGKILL"] * 3
+
+
+def test_nothing_changes_without_bad_samples() -> None:
+    """A policy that nothing needs changes nothing."""
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2}
+    for policy in ("raise", "skip", "replace"):
+        streams, loader = ours(Corrupt({}), on_bad_sample=policy, epochs=2, **options)
+        assert streams == stock(Corrupt({}), epochs=2, collate_fn=None, **options)
+        assert loader.bad_samples == []
