@@ -1,7 +1,12 @@
 """holdfast: a PyTorch DataLoader whose workers may die.
 
-Everything a user may import stands here.
+Everything a user may import stands here. The loader itself is imported when it is first asked for:
+the command line reads logs on machines where torch takes seconds to import, or is not installed.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from holdfast.autopsy.incident import Incident
 from holdfast.errors import (
@@ -14,7 +19,9 @@ from holdfast.errors import (
     WorkerLost,
     WorkerStartError,
 )
-from holdfast.loader import DataLoader
+
+if TYPE_CHECKING:
+    from holdfast.loader import DataLoader
 
 __all__ = [
     "DataLoader",
@@ -29,3 +36,12 @@ __all__ = [
     "WorkerStartError",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DataLoader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from holdfast.loader import DataLoader
+
+    globals()[name] = DataLoader  # asked for once
+    return DataLoader

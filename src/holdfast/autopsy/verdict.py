@@ -279,12 +279,8 @@ def _bus(e: Evidence) -> Verdict | None:
     shm = e.shm
     mapped = next((line.strip() for line in e.stack.splitlines() if _MAPPED.search(line)), "")
     if shm is None:
-        return _verdict(
-            "sigbus-not-shm" if mapped else "shm-exhausted",
-            "low",
-            "SIGBUS; /dev/shm could not be looked at",
-            perhaps=("shm-exhausted", "sigbus-not-shm"),
-        )
+        likely, other = ("sigbus-not-shm", "shm-exhausted")[:: 1 if mapped else -1]
+        return _verdict(likely, "low", "SIGBUS; /dev/shm could not be looked at", perhaps=(other,))
     said = f"/dev/shm has {in_words(shm.free)} free of {in_words(shm.total)}"
     if shm.nearly_full:
         return _verdict(
