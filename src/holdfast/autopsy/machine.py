@@ -31,7 +31,7 @@ PLACEHOLDERS: dict[str, str] = {
     "sample": "INDEX",
     "shm_free": "what `df` shows",
     "shm_total": "what `df` shows",
-    "shm_wanted": "8g",
+    "shm_wanted": "8",
     "swap_total": "what `free -h` shows",
 }
 """Every name a remedy may use, as the docs show it."""
@@ -85,7 +85,7 @@ class Machine:
             known["memory_available"] = in_words(self.memory.available)
             known["swap_total"] = in_words(self.memory.swap_total)
             limit = min(self.memory_limit or self.memory.total, self.memory.total)
-            known["memory_wanted"] = f"{_more(limit)}G"
+            known["memory_wanted"] = _more(limit)
         if self.memory_limit is not None:
             known["memory_limit"] = in_words(self.memory_limit)
         elif self.cgroup_path is not None:
@@ -95,7 +95,7 @@ class Machine:
                 in_words(self.shm.total),
                 in_words(self.shm.free),
             )
-            known["shm_wanted"] = f"{max(8, _more(self.shm.total))}g"
+            known["shm_wanted"] = max(8, _more(self.shm.total))
         if self.limits is not None:
             for name, pair in (("nofile", self.limits.files), ("nproc", self.limits.processes)):
                 for kind, value in zip(("soft", "hard"), pair, strict=True):

@@ -13,17 +13,17 @@ _LESS_IN_FLIGHT = todo(
 )
 _MORE_DOCKER = todo(
     "Give the container more memory (now {memory_limit})",
-    "docker run --memory={memory_wanted} --memory-swap={memory_wanted} ...",
+    "docker run --memory={memory_wanted}g --memory-swap={memory_wanted}g ...",
     "docker",
 )
 _MORE_KUBERNETES = todo(
     "Raise the pod's memory limit (now {memory_limit}); a Memory emptyDir on /dev/shm counts too",
-    "resources: {{limits: {{memory: {memory_wanted}}}}}",
+    "resources: {{limits: {{memory: {memory_wanted}Gi}}}}",
     "kubernetes",
 )
 _MORE_SLURM = todo(
     "Ask Slurm for more memory (now {memory_limit}); --mem-per-cpu is multiplied by --cpus-per-task",
-    "#SBATCH --mem={memory_wanted}",
+    "#SBATCH --mem={memory_wanted}G",
     "slurm",
 )
 

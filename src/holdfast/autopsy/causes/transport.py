@@ -39,16 +39,16 @@ CAUSES = (
             todo("Remove what dead runs have left", "ls -l /dev/shm; rm -f /dev/shm/torch_*"),
             todo(
                 "Give the container more; one that exists cannot be changed",
-                "docker run --shm-size={shm_wanted} ...   # or --ipc=host",
+                "docker run --shm-size={shm_wanted}g ...   # or --ipc=host",
                 "docker",
             ),
             todo(
                 "Mount memory on /dev/shm; it counts against the pod's limit",
-                "volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {shm_wanted}}}}}]   "
+                "volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {shm_wanted}Gi}}}}]   "
                 "# with volumeMounts: [{{name: shm, mountPath: /dev/shm}}]",
                 "kubernetes",
             ),
-            todo("On a machine of your own", "mount -o remount,size={shm_wanted} /dev/shm"),
+            todo("On a machine of your own", "mount -o remount,size={shm_wanted}g /dev/shm"),
             todo("Or use a loader that does not need it", "from holdfast import DataLoader"),
         ),
         already=(
@@ -130,7 +130,7 @@ CAUSES = (
             ),
             todo(
                 "See who holds them",
-                "ls -l /proc/{pid}/fd | awk '{{{{print $NF}}}}' | sort | uniq -c | sort -n | tail",
+                "ls -l /proc/{pid}/fd | awk '{{print $NF}}' | sort | uniq -c | sort -n | tail",
             ),
         ),
         already="Three descriptors per worker, however many batches you keep.",
@@ -173,7 +173,7 @@ CAUSES = (
         evidence="A traceback through `_feed` of multiprocessing/queues.py, and then silence.",
         signs=(
             proof(r"Exception in thread QueueFeederThread"),
-            sign(r"multiprocessing/queues\.py\", line \d+, in _feed"),
+            proof(r"multiprocessing/queues\.py\", line \d+, in _feed"),
         ),
         explains=("unpicklable-args", "silent-stall"),
         see=("unpicklable-args", "silent-stall"),
