@@ -64,8 +64,8 @@ CAUSES = (
             _MORE_KUBERNETES,
             _MORE_SLURM,
             todo(
-                "This machine has {memory_total} of memory, {memory_available} available, and "
-                "{swap_total} of swap; some swap turns a kill into a slow minute",
+                "Some swap turns a kill into a slow minute (now {swap_total} of swap, and "
+                "{memory_available} of {memory_total} memory available)",
                 "fallocate -l 16G /swapfile && chmod 600 /swapfile && mkswap /swapfile && "
                 "swapon /swapfile",
             ),
