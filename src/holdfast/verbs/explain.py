@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import click
 
+from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
 from holdfast.autopsy.cause import Cause
 from holdfast.autopsy.explain import COLLECT, Explanation, normal
@@ -18,6 +19,7 @@ from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.scene import Scene
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.verbs import terminal
+from holdfast.verbs.incidents import tell
 
 __all__ = ["explain"]
 
@@ -51,10 +53,25 @@ def explain(
             raise click.UsageError("give either causes or files, not both")
         _manual([_lookup(name) for name in named], as_json, elsewhere)
         return
+    folders = [source for source in sources if Path(source).is_dir()]
+    if folders:
+        _stories(folders)
     text = "\n".join(_text(source, tee) for source in sources or ("-",))
     found = explain_text(text, None if elsewhere else Scene.look())
     _answer(found, normal(text), as_json)
     sys.exit(KNOWN if found.verdicts else NOT_KNOWN)
+
+
+def _stories(folders: list[str]) -> None:
+    """Logbooks hold verdicts already: tell them."""
+    known = NOT_KNOWN
+    for folder in folders:
+        story = logbook.read(folder)
+        if story.empty:
+            raise click.UsageError(f"{folder} is a folder without a logbook in it")
+        tell(terminal.console(), story)
+        known = KNOWN if story.incidents or story.bad_samples else known
+    sys.exit(known)
 
 
 # -- reading -------------------------------------------------------------------------------
