@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -16,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from holdfast import options
 from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.logbook import Logbook
 from holdfast.engine.stats import Stats
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
 
@@ -24,6 +26,22 @@ if sys.platform == "linux":
     from holdfast.engine.pool import Pool, close_all
 
 __all__ = ["DataLoader"]
+
+_NOTED = (
+    "dataset",
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+    "multiprocessing_context",
+    "timeout",
+    "drop_last",
+    "in_order",
+    "max_restarts",
+    "stall_timeout",
+)
+"""What a logbook says of a loader."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -41,6 +59,22 @@ class _Runtime:
         self.pools: weakref.WeakSet[Pool] = weakref.WeakSet()
         self.incidents: list[Incident] = []
         self.stats = Stats()
+        self.logbook: Logbook | None = None
+
+    def open_logbook(self, folder: str | None, loader: DataLoader[Any]) -> Logbook | None:
+        """The logbook of this loader; begun when it is first used."""
+        if folder is None:
+            self.logbook = None
+        elif self.logbook is None or self.logbook.given != folder:
+            self.logbook = Logbook(folder)
+            self.logbook.begin({name: getattr(loader, name) for name in _NOTED})
+        return self.logbook
+
+
+def _note(incidents: list[Incident], logbook: Logbook | None, incident: Incident) -> None:
+    incidents.append(incident)
+    if logbook is not None:
+        logbook.incident(incident.to_json())
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -62,6 +96,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         stall_timeout: seconds without progress on one sample after which a worker is made to write
             its stack, killed and replaced; ``None`` for never. torch's own ``timeout`` keeps its
             meaning.
+        logbook: a folder that fills while the loader is used: what went wrong with workers and
+            why, how memory developed, and which run it was. It stays readable whatever kills the
+            run; ``holdfast incidents FOLDER`` tells its story.
     """
 
     def __init__(
@@ -86,6 +123,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         max_restarts: MaxRestarts = "auto",
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT,
+        logbook: str | os.PathLike[str] | None = None,
     ) -> None:
         self._runtime = _Runtime()
         super().__init__(
@@ -109,6 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self.max_restarts = max_restarts
         self.stall_timeout = stall_timeout
+        self.logbook = logbook
         self._options()
 
     def _options(self) -> options.Options:
@@ -116,6 +155,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return options.parse(
             max_restarts=self.max_restarts,
             stall_timeout=self.stall_timeout,
+            logbook=self.logbook,
             num_workers=self.num_workers,
         )
 
@@ -163,7 +203,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.num_workers == 0:
             return SingleProcessIterator(self, runtime.stats)
         self.check_worker_number_rationality()
-        iterator = ProcessIterator(self, self._options(), runtime.stats, runtime.incidents.append)
+        chosen = self._options()
+        logbook = runtime.open_logbook(chosen.logbook, self)
+        # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
+        note = functools.partial(_note, runtime.incidents, logbook)
+        iterator = ProcessIterator(self, chosen, runtime.stats, note, logbook)
         runtime.pools.add(iterator._pool)
         return iterator
 

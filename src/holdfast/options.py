@@ -7,6 +7,7 @@ attributes; what is made of it here is kept apart.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -28,13 +29,17 @@ class Options:
 
     restarts: RestartPolicy
     stall_timeout: float | None
+    logbook: str | None
 
 
-def parse(*, max_restarts: Any, stall_timeout: Any, num_workers: int) -> Options:
+def parse(
+    *, max_restarts: Any, stall_timeout: Any, num_workers: int, logbook: Any = None
+) -> Options:
     """Check all options; a wrong one is named with its value and what would be right."""
     return Options(
         restarts=_restarts(max_restarts, num_workers),
         stall_timeout=_stall_timeout(stall_timeout),
+        logbook=_logbook(logbook),
     )
 
 
@@ -69,6 +74,20 @@ def _stall_timeout(value: Any) -> float | None:
     if not value > 0:
         raise ValueError(f"stall_timeout={value!r} is out of range; {right}")
     return None if math.isinf(value) else float(value)
+
+
+def _logbook(value: Any) -> str | None:
+    right = 'it takes the path of a folder, such as "runs/today", or None'
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"logbook={value!r} is of the wrong type; {right}")
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"logbook={value!r} is not a path; {right}")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"logbook={value!r} is a file; {right}")
+    return path
 
 
 def _is_number(value: Any) -> bool:

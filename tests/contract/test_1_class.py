@@ -11,6 +11,7 @@ import os
 import pickle
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,11 +65,11 @@ def test_the_signature_begins_with_torchs_and_adds_only_keyword_options(
     assert all(each.default is not each.empty for each in extra)
 
 
-def test_this_version_has_two_options_of_its_own(holdfast_class: Any) -> None:
+def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
     extra = set(inspect.signature(holdfast_class.__init__).parameters) - set(
         inspect.signature(STOCK.__init__).parameters
     )
-    assert extra == {"max_restarts", "stall_timeout"}
+    assert extra == {"max_restarts", "stall_timeout", "logbook"}
     with pytest.raises(TypeError, match="on_bad_sample"):
         holdfast_class(Numbers(3), on_bad_sample="skip")
 
@@ -81,6 +82,8 @@ def test_this_version_has_two_options_of_its_own(holdfast_class: Any) -> None:
         ("stall_timeout", 7),
         ("stall_timeout", 12.5),
         ("stall_timeout", None),
+        ("logbook", None),
+        ("logbook", Path("runs/today")),
     ],
 )
 def test_an_option_is_stored_unconverted_under_its_own_name(

@@ -93,17 +93,15 @@ class Evidence:
     def to_json(self) -> dict[str, Any]:
         """What is known, for a logbook; what is not is left out."""
         whole = asdict(self)
-        whole["sample"] = self.sample if isinstance(self.sample, (int, str, float)) else None
-        empty = {one.name: _default(one) for one in fields(self)}
+        empty = {one.name: one.default for one in fields(self)}
         return {
             name: value
             for name, value in whole.items()
-            if value is not None and getattr(self, name) != empty[name]
+            if name not in _ELSEWHERE and getattr(self, name) != empty[name]
         }
 
 
-def _default(one: Any) -> Any:
-    return one.default
+_ELSEWHERE = {"sample", "stack", "findings"}  # stand beside the evidence in every record
 
 
 def signal_name(number: int) -> str:

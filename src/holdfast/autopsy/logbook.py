@@ -56,6 +56,7 @@ class Logbook:
         self, folder: str | os.PathLike[str], *, rank: int | None = None, limit: int = LIMIT
     ) -> None:
         self.rank = rank_of() if rank is None else rank
+        self.given = os.fspath(folder)
         top = Path(folder)
         self.folder = top / f"rank-{self.rank}" if self.rank else top
         self.limit = limit

@@ -260,7 +260,7 @@ def _not_counted(e: Evidence) -> Verdict:
         ),
     ]
     both = kills.group is not None and kills.machine is not None
-    confidence: Confidence = "high" if both or kills.machine is not None else "medium"
+    confidence: Confidence = "high" if both else "medium"
     return _verdict("killed-from-outside", confidence, *said)
 
 
@@ -394,7 +394,12 @@ def _other_signal(e: Evidence) -> Verdict | None:
     if e.signal is None:
         return None
     if e.sent_by_us:
-        return _verdict(UNKNOWN, "low", f"{e.signal} was sent by holdfast itself")
+        return _verdict(
+            "killed-from-outside",
+            "high",
+            f"{e.signal} was sent because the program asked for it: terminate() or kill() on the "
+            "loader's process handle",
+        )
     if e.signal == "SIGTRAP":
         return _verdict("macos-trap", "low", "it died of SIGTRAP", perhaps=("native-segv",))
     return _verdict("stray-signal", "high", f"it died of {e.signal}")

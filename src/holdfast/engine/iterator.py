@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
 )
 
 from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts
 from holdfast.engine import machine as m
 from holdfast.engine.exceptions import rebuild
@@ -80,6 +81,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         options: Options,
         stats: Stats,
         on_incident: Callable[[Incident], None],
+        logbook: Logbook | None = None,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -124,6 +126,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 stall_timeout=options.stall_timeout,
                 on_incident=on_incident,
                 stats=stats,
+                logbook=logbook,
             )
             self._finalizer = weakref.finalize(self, self._pool.dismiss)
             self._finalizer.atexit = False  # all pools are closed together then

@@ -90,6 +90,8 @@ def _list(deaths: Sequence[Incident]) -> str:
     lines = [f"  {one}" for one in deaths[-_SHOWN:]]
     if len(deaths) > _SHOWN:
         lines.insert(0, f"  … {len(deaths) - _SHOWN} more before these")
+    if deaths:
+        lines += [f"  {line.strip()}" for line in deaths[-1].report().splitlines()[1:]]
     stack = next((one.stack for one in reversed(deaths) if one.stack), "")
     if stack:
         lines.append("The last stack that a worker left:")

@@ -6,12 +6,15 @@ from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
 
 __all__ = ["CAUSES"]
 
-_SEE_IT = todo("See where it waits", "py-spy dump --native --pid {pid}")
+_STACK = todo(
+    "Look at the stack it left", "holdfast incidents --stacks LOGBOOK   # or incident.stack"
+)
+_SEE_IT = todo("When it hangs again, look before it is replaced", "py-spy dump --native --pid PID")
 
 CAUSES = (
     Cause(
         slug="silent-stall",
-        title="made no progress: it waits for something that does not come",
+        title="waits for something that does not come",
         meaning=(
             "The worker is alive and waits: for a lock, a pipe, a socket, a sleep. torch waits for it for "
             "ever by default, and with `timeout` only says that time is over."
@@ -25,9 +28,10 @@ CAUSES = (
         ),
         see=("fork-lock-deadlock", "storage-stall", "endless-loop", "stopped"),
         remedies=(
-            _SEE_IT,
+            _STACK,
             todo("Give network reads a time limit of their own", "requests.get(url, timeout=30)"),
             todo("Have it replaced sooner", "DataLoader(..., stall_timeout=60)"),
+            _SEE_IT,
         ),
         already="Its stack was saved, it was killed and replaced, and the batch made again.",
     ),
@@ -102,7 +106,8 @@ CAUSES = (
         signs=(),
         see=("silent-stall", "bad-sample"),
         remedies=(
-            todo("Look at the stack below for the loop, and at this sample's size"),
+            _STACK,
+            todo("Look for the loop in it, and at this sample's size"),
             todo(
                 "If the sample is just large, allow it more time",
                 "DataLoader(..., stall_timeout=1800)",

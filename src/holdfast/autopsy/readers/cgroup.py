@@ -7,13 +7,14 @@ container sees its own group at the mount's root, whatever the path in ``/proc/P
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from holdfast.autopsy.readers import HERE, Roots, number, text
 
-__all__ = ["Confinement", "Group", "confinement", "groups", "kills"]
+__all__ = ["Confinement", "Group", "confinement", "groups", "kills", "kills_of"]
 
 _UNLIMITED = 1 << 60  # v1 writes a number near 2**63 for "no limit"
 
@@ -64,13 +65,18 @@ def groups(pid: int | str, controller: str, roots: Roots = HERE) -> tuple[Group,
 
 def kills(pid: int | str, roots: Roots = HERE) -> dict[str, int] | None:
     """`oom_kill` of the process's group and of all above, by path; None if nothing can be read."""
+    return kills_of(groups(pid, "memory", roots)) or None
+
+
+def kills_of(chain: tuple[Group, ...]) -> dict[str, int]:
+    """`oom_kill` of memory groups, by path, as far as it can be read."""
     found: dict[str, int] = {}
-    for group in groups(pid, "memory", roots):
+    for group in chain:
         name = "memory.oom_control" if group.version == 1 else "memory.events"
         count = _field(group.path / name, "oom_kill")
         if count is not None:
             found[str(group.path)] = count
-    return found or None
+    return found
 
 
 def confinement(pid: int | str, roots: Roots = HERE) -> Confinement:
@@ -142,6 +148,7 @@ def _upwards(
     return tuple(seen.values())
 
 
+@functools.cache
 def _mount(roots: Roots, controller: str | None) -> tuple[Path, PurePosixPath]:
     """Where a controller's tree (None: that of v2) is mounted, and which group is its root."""
     for place, root in _mounts(roots, controller):
