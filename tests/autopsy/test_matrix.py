@@ -1,6 +1,6 @@
 """Causes are injected, verdicts compared: the confusion matrix.
 
-At least 95 % right, and nothing wrong with high confidence. In `make test` under fork; `make test-all`
+At least 95 % right, and nothing wrong with high confidence; printed at the end of the run. In `make test` under fork; `make test-all`
 does it under every start method.
 """
 
@@ -18,6 +18,7 @@ import pytest
 import holdfast
 from holdfast.autopsy.explain import explain
 from tests.autopsy.injected import DEATHS, ERRORS, STALL_TIMEOUT, Minefield
+from tests.autopsy.matrices import MATRICES
 from tests.faults.causes import GRANDCHILDREN, end_child_left_behind
 from tests.faults.outside import frozen, pids
 from tests.support.processes import eventually
@@ -53,7 +54,7 @@ def matrix(rows: list[Row], title: str) -> str:
 
 def check(rows: list[Row], title: str) -> None:
     told = matrix(rows, title)
-    print(told)
+    MATRICES.append(told)
     assert sum(row.right for row in rows) >= 0.95 * len(rows), told
     assert not [row for row in rows if not row.right and row.confidence == "high"], told
 

@@ -93,6 +93,13 @@ class Coroner:
     def born(self, worker: int, pid: int) -> None:
         groups = cgroup.groups(pid, "memory", self.roots) or self._own_groups
         self._patients[worker] = _Patient(pid, groups)
+        self._meet(groups)
+
+    def _meet(self, groups: tuple[cgroup.Group, ...]) -> None:
+        """What a group that is new to us has counted so far was before our time."""
+        for path, count in cgroup.kills_of(groups).items():
+            for one in self._counters:
+                one.groups.setdefault(path, count)
 
     def sent(self, worker: int) -> None:
         """The user has a worker killed through us."""
@@ -109,7 +116,10 @@ class Coroner:
             if size is None:
                 continue
             patient.resident = size.resident
-            patient.groups = cgroup.groups(patient.pid, "memory", self.roots) or patient.groups
+            groups = cgroup.groups(patient.pid, "memory", self.roots)
+            if groups and groups != patient.groups:
+                patient.groups = groups
+                self._meet(groups)
         self._counters.append(self._count(now))
         sample = self._measure()
         self._memory.append(sample)
@@ -218,11 +228,11 @@ class Coroner:
         base = self._base(now)
         current = self._count(now, patient)
         used = sum(1 for at in self._explained if at >= base.at)
-        mine = {str(group.path) for group in (patient.groups if patient else self._own_groups)}
+        mine = [str(group.path) for group in (patient.groups if patient else self._own_groups)]
         moved = {
-            path: count - base.groups[path]
-            for path, count in current.groups.items()
-            if path in mine and path in base.groups
+            path: current.groups[path] - base.groups[path]
+            for path in mine  # innermost first
+            if path in current.groups and path in base.groups
         }
         group = max(0, max(moved.values()) - used) if moved else None
         machine = None
@@ -269,7 +279,7 @@ class Coroner:
             None if machine is None else machine.swap_free,
         )
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> str | None:
         """What was written to standard error since we last read it, if that is a file.
 
         A pipe or a terminal gives nothing back, and to put ourselves between would change what
@@ -277,7 +287,7 @@ class Coroner:
         """
         size = _stderr_size()
         if size is None:
-            return ""
+            return None
         start = max(self._stderr or 0, size - _TAIL)
         self._stderr = size
         try:
@@ -285,7 +295,7 @@ class Coroner:
                 file.seek(start)
                 return file.read(_TAIL).decode(errors="replace")
         except OSError:
-            return ""  # it may be written by us and read by others only
+            return None  # we may write it and not read it
 
     def _here(self) -> Machine:
         if self._machine is None:

@@ -69,7 +69,7 @@ class Evidence:
     busy: bool | None = None  # whether its CPU time went up meanwhile
     # What it left.
     stack: str = ""
-    stderr: str = ""
+    stderr: str | None = None  # its end; None: it could not be read
     thread_notes: tuple[str, ...] = ()
     # What the system says.
     kills: Kills = Kills()

@@ -313,6 +313,9 @@ def _abort(e: Evidence) -> Verdict | None:
     if e.signal != "SIGABRT" or e.sent_by_us:
         return None
     said = "SIGABRT that holdfast did not send"
+    if e.stderr is None:
+        silent = "its words on standard error could not be read back: look at them there"
+        return _verdict("abort", "medium", said, silent, perhaps=("allocation-failed",))
     for finding in find(e.stderr):
         if finding.slug in ("allocation-failed", "file-system-strategy", "shm-exhausted"):
             return _verdict(
