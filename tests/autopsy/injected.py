@@ -29,13 +29,9 @@ def free_twice() -> None:
     libc.free(place)
 
 
-def abort_without_memory() -> None:
-    """What libstdc++ does with a std::bad_alloc that nobody catches."""
-    os.write(
-        2,
-        b"terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
-    )
-    os.abort()
+def throw_bad_alloc() -> None:
+    """A C++ exception that nobody catches: libstdc++ says which, and aborts."""
+    ctypes.CDLL("libstdc++.so.6")._ZSt17__throw_bad_allocv()
 
 
 def wait_on_a_condition() -> None:
@@ -86,31 +82,18 @@ def allocate_too_much() -> None:
     torch.empty(1 << 55, dtype=torch.uint8)
 
 
-def start_a_thread_too_many() -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def use_cuda() -> None:
-    raise RuntimeError(
-        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
-        "use the 'spawn' start method"
-    )
-
-
 _MORE: dict[str, Callable[[], Any]] = {
     "double free": free_twice,
-    "bad_alloc": abort_without_memory,
+    "bad_alloc": throw_bad_alloc,
     "hang in a condition": wait_on_a_condition,
     "hang in a socket": read_a_silent_socket,
     "spin in native code": spin_in_native_code,
-    "SIGUSR2": lambda: os.kill(os.getpid(), signal.SIGPROF),
+    "SIGPROF": lambda: os.kill(os.getpid(), signal.SIGPROF),
     "RecursionError": recurse_in_python,
     "ragged batch": collate_shapes,
     "truncated image": read_a_truncated_image,
     "missing file": open_what_is_not_there,
     "absurd allocation": allocate_too_much,
-    "thread refused": start_a_thread_too_many,
-    "CUDA after fork": use_cuda,
 }
 
 DEATHS: dict[str, str] = {
@@ -135,7 +118,7 @@ DEATHS: dict[str, str] = {
     "SIGXCPU": "cpu-limit",
     "SIGALRM": "stray-signal",
     "SIGRTMIN": "stray-signal",
-    "SIGUSR2": "stray-signal",
+    "SIGPROF": "stray-signal",
     "hang": "silent-stall",
     "hang in a lock": "silent-stall",
     "hang in a condition": "silent-stall",
@@ -160,8 +143,6 @@ ERRORS: dict[str, str] = {
     "truncated image": "bad-sample",
     "missing file": "bad-sample",
     "absurd allocation": "allocation-failed",
-    "thread refused": "task-limit",
-    "CUDA after fork": "cuda-in-forked-worker",
     "MemoryError": "allocation-failed",
     "OSError 24": "fd-exhaustion",
 }

@@ -6,6 +6,7 @@ does it under every start method.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import traceback
 from collections import Counter
@@ -156,3 +157,35 @@ def test_a_frozen_worker_is_called_frozen() -> None:
         freeze.thaw()
         (incident,) = loader.incidents
     assert (incident.kind, incident.cause, incident.confidence) == ("unkillable", "stopped", "high")
+
+
+def test_what_does_not_pickle_is_named_before_any_worker_starts() -> None:
+    class Local(Slow):
+        pass
+
+    loader = holdfast.DataLoader(Local(), num_workers=1, multiprocessing_context="spawn")
+    with pytest.warns(UserWarning, match="pickle error"), pytest.raises(Exception) as caught:
+        iter(loader)
+    verdict = explain("".join(traceback.format_exception(caught.value))).verdicts[0]
+    assert (verdict.cause, verdict.confidence) == ("unpicklable-args", "high")
+
+
+def test_errors_of_the_engine_name_the_cause_and_are_found_by_explain() -> None:
+    """torch's words stay in them; below stand the reasons and what to do."""
+    loader = holdfast.DataLoader(Always(), num_workers=1, batch_size=2)
+    with pytest.raises(
+        holdfast.PoisonSample, match=r"DataLoader worker \(pid\(s\) .*\) exited unexpectedly"
+    ) as caught:
+        list(loader)
+    told = str(caught.value)
+    assert "because: it died of SIGSEGV" in told
+    assert "to do: Load the sample it was working on" in told
+    assert "more: holdfast explain native-segv" in told
+    assert explain(told).verdicts[0].cause == "native-segv"
+
+
+class Always(Slow):
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            ctypes.string_at(0)
+        return index

@@ -9,6 +9,8 @@ counter, and to be sure and wrong. So whatever has an innocent explanation left 
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +23,6 @@ from holdfast.autopsy.machine import Machine, in_words
 
 __all__ = ["Verdict", "judge", "remedies_for"]
 
-ENOMEM, EAGAIN = 12, 11
 _SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
 _STORAGE = re.compile(
     r"nfs|rpc_|fuse|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
@@ -99,11 +100,12 @@ def _verdict(
 def _not_born(e: Evidence) -> Verdict | None:
     if e.born:
         return None
-    if e.errno == ENOMEM:
-        return _verdict("fork-enomem", "high", "fork() failed with errno 12 (ENOMEM)")
-    if e.errno == EAGAIN:
-        return _verdict("task-limit", "high", "fork() failed with errno 11 (EAGAIN)", *_tasks(e))
-    return _verdict(UNKNOWN, "low", f"fork() failed with errno {e.errno}")
+    said = f"fork() failed: {os.strerror(e.errno or 0)} (errno {e.errno})"
+    if e.errno == errno.ENOMEM:
+        return _verdict("fork-enomem", "high", said)
+    if e.errno == errno.EAGAIN:
+        return _verdict("task-limit", "high", said, *_tasks(e))
+    return _verdict(UNKNOWN, "low", said)
 
 
 def _stall(e: Evidence) -> Verdict | None:

@@ -24,7 +24,7 @@ from holdfast.verbs.incidents import tell
 __all__ = ["explain"]
 
 KNOWN, NOT_KNOWN = 0, 1
-_HEAD, _TAIL, _CHUNK = 1 << 18, 1 << 21, 1 << 16  # bytes kept of a log of any length
+_HEAD, _TAIL, _CHUNK = 1 << 18, 1 << 20, 1 << 16  # bytes kept of a log of any length
 
 
 @click.command()
