@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help demo test test-all bench lint format docs clean
+.PHONY: help demo test test-all bench lint format docs causes clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -19,6 +19,7 @@ help:
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff rewrite what it can'
 	@echo 'make docs      check links in the docs and run their examples'
+	@echo 'make causes    write docs/causes from the catalogue of causes'
 
 demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
@@ -42,7 +43,11 @@ format: $(VENV)/.has-lint
 	$(RUN) -m ruff format .
 
 docs: $(VENV)/.has-test
+	$(RUN) -m holdfast.autopsy.pages --check docs/causes
 	$(RUN) -m pytest tests/docs $(PYTEST_ARGS)
+
+causes: $(VENV)/.has-test
+	$(RUN) -m holdfast.autopsy.pages docs/causes
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

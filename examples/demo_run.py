@@ -34,7 +34,7 @@ class Strike:
         """What holdfast did about it."""
         if self.incident is None:
             return "nothing"
-        if self.incident["cause"] == "stalled":
+        if self.incident["end"] == "stalled":
             return "killed, then replaced"
         return str(self.incident["action"])
 
@@ -169,7 +169,7 @@ class Run:
             if strike.pid == event["pid"] and strike.incident is None:
                 break
         else:  # nobody intended it, but it has happened
-            strike = Strike(event["cause"], event["worker"], event["pid"], event["noticed"])
+            strike = Strike(event["end"], event["worker"], event["pid"], event["noticed"])
             self.strikes.append(strike)
         strike.incident = event
         self._tell(event["time"], event["words"])

@@ -152,7 +152,7 @@ def batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
 def tell(incident: Any) -> None:
     report(
         "incident",
-        cause=incident.cause,
+        end=incident.kind,
         worker=incident.worker_id,
         pid=incident.pid,
         batch=incident.batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,15 @@ def test_a_wrong_stall_timeout_is_named_with_its_value_and_what_would_be_right(g
         DataLoader([1], stall_timeout=given)
     assert f"stall_timeout={given!r}" in str(caught.value)
     assert "300" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, "runs/today", Path("runs/today")])
+def test_logbook(given: Any) -> None:
+    found = parse(max_restarts=None, stall_timeout=1, num_workers=1, logbook=given).logbook
+    assert found == (None if given is None else "runs/today")
+
+
+@pytest.mark.parametrize("given", [3, b"x", "", __file__])
+def test_a_wrong_logbook_is_named_with_what_would_be_right(given: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"logbook=.*it takes the path of a folder"):
+        parse(max_restarts=None, stall_timeout=1, num_workers=1, logbook=given)

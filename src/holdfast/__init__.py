@@ -1,7 +1,13 @@
 """holdfast: a PyTorch DataLoader whose workers may die.
 
-Everything a user may import stands here.
+Everything a user may import stands here. The loader itself is imported when it is first asked for:
+the command line reads logs on machines where torch takes seconds to import, or is not installed.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from holdfast.autopsy.incident import Incident
 from holdfast.errors import (
@@ -18,8 +24,10 @@ from holdfast.errors import (
     WorkerLost,
     WorkerStartError,
 )
-from holdfast.loader import DataLoader
-from holdfast.samples.record import BadSample
+
+if TYPE_CHECKING:
+    from holdfast.loader import DataLoader
+    from holdfast.samples.record import BadSample
 
 __all__ = [
     "BadSample",
@@ -39,3 +47,14 @@ __all__ = [
     "WorkerStartError",
 ]
 __version__ = "0.1.0"
+
+
+_LATER = {"BadSample": "holdfast.samples.record", "DataLoader": "holdfast.loader"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_LATER[name]), name)
+    globals()[name] = found  # asked for once
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -16,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from holdfast import options
 from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.logbook import Logbook
 from holdfast.engine.stats import Stats
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
 from holdfast.samples.ledger import Ledger
@@ -27,6 +29,25 @@ if sys.platform == "linux":
     from holdfast.engine.pool import Pool, close_all
 
 __all__ = ["DataLoader"]
+
+_NOTED = (
+    "dataset",
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+    "multiprocessing_context",
+    "timeout",
+    "drop_last",
+    "in_order",
+    "max_restarts",
+    "stall_timeout",
+    "on_bad_sample",
+    "max_bad_samples",
+    "quarantine",
+)
+"""What a logbook says of a loader."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,6 +66,22 @@ class _Runtime:
         self.incidents: list[Incident] = []
         self.stats = Stats()
         self.ledger = Ledger()
+        self.logbook: Logbook | None = None
+
+    def open_logbook(self, folder: str | None, loader: DataLoader[Any]) -> Logbook | None:
+        """The logbook of this loader; begun when it is first used."""
+        if folder is None:
+            self.logbook = None
+        elif self.logbook is None or self.logbook.given != folder:
+            self.logbook = Logbook(folder)
+            self.logbook.begin({name: getattr(loader, name) for name in _NOTED})
+        return self.logbook
+
+
+def _note(incidents: list[Incident], logbook: Logbook | None, incident: Incident) -> None:
+    incidents.append(incident)
+    if logbook is not None:
+        logbook.incident(incident.to_json())
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -74,6 +111,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             :class:`TooManyBadSamples` with a summary. ``None`` for no limit.
         quarantine: a file to list bad samples in. Those listed are not tried again, in this run,
             in later ones and in other ranks that use the same file.
+        logbook: a folder that fills while the loader is used: what went wrong with workers and
+            why, how memory developed, and which run it was. It stays readable whatever kills the
+            run; ``holdfast incidents FOLDER`` tells its story.
     """
 
     def __init__(
@@ -101,6 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_bad_sample: OnBadSample = "raise",
         max_bad_samples: int | float | None = None,
         quarantine: str | os.PathLike[str] | None = None,
+        logbook: str | os.PathLike[str] | None = None,
     ) -> None:
         self._runtime = _Runtime()
         super().__init__(
@@ -127,6 +168,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.on_bad_sample = on_bad_sample
         self.max_bad_samples = max_bad_samples
         self.quarantine = quarantine
+        self.logbook = logbook
         self._options()
 
     def _options(self) -> options.Options:
@@ -134,6 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return options.parse(
             max_restarts=self.max_restarts,
             stall_timeout=self.stall_timeout,
+            logbook=self.logbook,
             num_workers=self.num_workers,
             on_bad_sample=self.on_bad_sample,
             max_bad_samples=self.max_bad_samples,
@@ -186,12 +229,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return super()._get_iterator()
         self._settle()
         runtime = self._runtime
+        chosen = self._options()
+        logbook = runtime.ledger.logbook = runtime.open_logbook(chosen.logbook, self)
         if self.num_workers == 0:
-            return SingleProcessIterator(self, self._options(), runtime.stats, runtime.ledger)
+            return SingleProcessIterator(self, chosen, runtime.stats, runtime.ledger)
         self.check_worker_number_rationality()
-        iterator = ProcessIterator(
-            self, self._options(), runtime.stats, runtime.incidents.append, runtime.ledger
-        )
+        # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
+        note = functools.partial(_note, runtime.incidents, logbook)
+        iterator = ProcessIterator(self, chosen, runtime.stats, note, runtime.ledger, logbook)
         runtime.pools.add(iterator._pool)
         return iterator
 

@@ -33,6 +33,7 @@ class Options:
     policy: Policy | None  # for bad samples; None to let them raise
     limit: Limit
     quarantine: str | None
+    logbook: str | None
 
 
 def parse(
@@ -43,6 +44,7 @@ def parse(
     on_bad_sample: Any = "raise",
     max_bad_samples: Any = None,
     quarantine: Any = None,
+    logbook: Any = None,
 ) -> Options:
     """Check all options; a wrong one is named with its value and what would be right."""
     stall = _stall_timeout(stall_timeout)
@@ -60,6 +62,7 @@ def parse(
         policy=policy,
         limit=_limit(max_bad_samples),
         quarantine=_quarantine(quarantine),
+        logbook=_logbook(logbook),
     )
 
 
@@ -141,6 +144,20 @@ def _stall_timeout(value: Any) -> float | None:
     if not value > 0:
         raise ValueError(f"stall_timeout={value!r} is out of range; {right}")
     return None if math.isinf(value) else float(value)
+
+
+def _logbook(value: Any) -> str | None:
+    right = 'it takes the path of a folder, such as "runs/today", or None'
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"logbook={value!r} is of the wrong type; {right}")
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"logbook={value!r} is not a path; {right}")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"logbook={value!r} is a file; {right}")
+    return path
 
 
 def _is_number(value: Any) -> bool:

@@ -111,7 +111,7 @@ def test_a_stack_is_cut_down_to_what_the_user_wrote() -> None:
 
 def test_an_incident_reads_as_a_sentence() -> None:
     incident = Incident(
-        cause="crashed",
+        kind="crashed",
         worker_id=3,
         pid=812,
         signal="SIGSEGV",

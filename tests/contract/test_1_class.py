@@ -11,6 +11,7 @@ import os
 import pickle
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,7 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
         "on_bad_sample",
         "max_bad_samples",
         "quarantine",
+        "logbook",
     }
     with pytest.raises(TypeError, match="memory_budget"):
         holdfast_class(Numbers(3), memory_budget="auto")
@@ -87,6 +89,8 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
         ("stall_timeout", 7),
         ("stall_timeout", 12.5),
         ("stall_timeout", None),
+        ("logbook", None),
+        ("logbook", Path("runs/today")),
     ],
 )
 def test_an_option_is_stored_unconverted_under_its_own_name(

@@ -85,7 +85,7 @@ def story(demo: Any, *, last_loss: float = 0.25) -> tuple[Any, Any, Any]:
 def incident(worker: int) -> dict[str, Any]:
     return {
         "event": "incident",
-        "cause": "killed",
+        "end": "killed",
         "worker": worker,
         "pid": 100 + worker,
         "batch": 7,

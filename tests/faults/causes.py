@@ -33,7 +33,7 @@ class Cause:
     name: str
     act: Callable[[], Any]
     verdict: str
-    cause: str = ""  # as `Incident.cause` says it
+    cause: str = ""  # as `Incident.kind` says it
     signal: str | None = None
     exitcode: int | None = None
     stack: str | None = None  # a word that must stand in `Incident.stack`; "" for an empty stack

@@ -217,7 +217,7 @@ def _check_incident(case: Case, history: History, incident: Incident) -> None:
     cause, phase = case.breaks, case.at
     if cause.step is not None:
         phase = replace(phase, steps=(cause.step,), names="batch")
-    found = (incident.cause, incident.signal, incident.exitcode)
+    found = (incident.kind, incident.signal, incident.exitcode)
     assert found == (cause.cause, cause.signal, cause.exitcode), incident
     assert incident.step in phase.steps, incident
     if case.phase != "load":

@@ -280,6 +280,7 @@ def test_a_machine_that_cannot_fork_is_named() -> None:
             with pytest.raises(holdfast.WorkerError, match="Resource temporarily unavailable"):
                 list(iterator)
             assert loader.incidents[-1].action == "gave up"
+            assert loader.incidents[-1].cause == "task-limit"
     finally:
         assert eventually(lambda: not (group / "cgroup.procs").read_text().strip())
         group.rmdir()

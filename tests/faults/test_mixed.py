@@ -334,7 +334,7 @@ def test_a_slow_sample_is_given_twice_the_time_at_its_second_try() -> None:
     with holdfast.DataLoader(Slow(), 2, num_workers=2, stall_timeout=1.0) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
         (incident,) = loader.incidents
-    assert (incident.cause, incident.sample) == ("stalled", 5)
+    assert (incident.kind, incident.sample) == ("stalled", 5)
     assert "sleep" in incident.stack or "__getitem__" in incident.stack
 
 

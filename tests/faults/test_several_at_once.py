@@ -198,7 +198,7 @@ def test_the_run_goes_on_without_a_worker_that_even_sigkill_does_not_end(tmp_pat
         history = run(MAP, tmp_path, interfere, stall_timeout=0.5)
     check(MAP, history, deaths=1)
     (incident,) = history.incidents
-    assert incident.cause == "unkillable"
+    assert incident.kind == "unkillable"
     assert incident.pid == history.first_pids[MAP.worker]
     assert history.first_pids[1 - MAP.worker] == history.last_pids[1 - MAP.worker]
 

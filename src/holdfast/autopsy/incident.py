@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal as signals
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
+from holdfast.autopsy.cause import Confidence, Remedy
 
 __all__ = ["Incident", "describe_end", "describe_status"]
 
@@ -14,10 +18,11 @@ __all__ = ["Incident", "describe_end", "describe_status"]
 class Incident:
     """A death, stall or failed start of a worker.
 
-    ``print(incident)`` tells it in one line; the fields tell it to a program.
+    ``print(incident)`` tells it in one line, :meth:`report` with the reasons and what to do; the
+    fields tell it to a program, and :meth:`to_json` to a file.
     """
 
-    cause: str
+    kind: str
     """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``."""
     worker_id: int
     pid: int | None
@@ -41,18 +46,60 @@ class Incident:
     time: float
     """When it was noticed, in seconds since the epoch."""
 
+    cause: str = UNKNOWN
+    """A name of the catalogue (``holdfast explain --list``), or ``"unknown"``."""
+    confidence: Confidence = "low"
+    """How sure that is: ``low``, ``medium`` or ``high``."""
+    because: tuple[str, ...] = ()
+    """Why we think so, in words."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What was read: exit status, counters, memory, limits, stack. Only what could be."""
+    remedies: tuple[Remedy, ...] = ()
+    """What to do, cheapest first, with this machine's figures."""
+
     def __str__(self) -> str:
         return (
             f"worker {self.worker_id} (pid {self.pid}) {self.what()}{self.where()}; {self.action}"
         )
 
+    def report(self, remedies: int = 3) -> str:
+        """The line above, then why we think so and what to do."""
+        lines = [str(self)]
+        lines += [f"    because: {reason}" for reason in self.because]
+        if self.confidence != "low":
+            lines += [f"    to do: {remedy}" for remedy in self.remedies[:remedies]]
+        if self.cause != UNKNOWN:
+            lines.append(f"    more: holdfast explain {self.cause}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON has it, for a logbook."""
+        record = {one.name: getattr(self, one.name) for one in fields(self)}
+        if not isinstance(self.sample, (int, float, str)):
+            record["sample"] = None if self.sample is None else repr(self.sample)
+        record["because"] = list(self.because)
+        record["evidence"] = dict(self.evidence)
+        record["remedies"] = [{"text": one.text, "command": one.command} for one in self.remedies]
+        record["text"] = str(self)
+        return record
+
     def what(self) -> str:
         """The death itself, in words."""
-        if self.cause == "stalled":
-            return "made no progress and was killed"
-        if self.cause == "unkillable":
+        if self.kind == "unkillable":
             return "made no progress and cannot even be killed; the run goes on without it"
-        return describe_end(self.signal, self.exitcode)
+        words = describe_end(self.signal, self.exitcode)
+        if self.kind == "stalled":
+            words = "made no progress and was killed"
+        elif self.kind == "start-failed":
+            words = "could not be started"
+        if self.confidence == "low" or self.cause in _SAID_BY_THE_SIGNAL:
+            return words
+        if self.confidence == "medium":
+            return f"{words} (probably {self.cause})"
+        title = CATALOGUE[self.cause].title
+        if self.kind == "stalled":
+            return f"made no progress (it {title}) and was killed"
+        return f"{title} ({self.signal})" if self.signal else words
 
     def where(self) -> str:
         """What it was doing then, in words."""
@@ -82,6 +129,14 @@ _SIGNALS = {
     "SIGILL": "crashed on an illegal instruction",
     "SIGXCPU": "used up its CPU time limit",
 }
+_SAID_BY_THE_SIGNAL = {
+    UNKNOWN,
+    "native-segv",
+    "illegal-instruction",
+    "abort",
+    "cpu-limit",
+    "stray-signal",
+}
 _OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 
 
@@ -96,7 +151,7 @@ def describe_end(signal: str | None, exitcode: int | None) -> str:
 
 
 def describe_status(status: int | None) -> tuple[str, str | None, int | None]:
-    """Cause, signal name and exit code of a wait status."""
+    """Kind, signal name and exit code of a wait status."""
     if status is None:
         return "killed", None, None
     if os.WIFSIGNALED(status):

@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import (
 
 from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts
 from holdfast.engine import machine as m
 from holdfast.engine.careful import DROPPED, CarefulIterableFetcher, CarefulMapFetcher
@@ -156,6 +157,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         stats: Stats,
         on_incident: Callable[[Incident], None],
         ledger: Ledger,
+        logbook: Logbook | None,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -208,6 +210,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     stall_timeout=options.stall_timeout,
                     on_incident=on_incident,
                     stats=stats,
+                    logbook=logbook,
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.dismiss)

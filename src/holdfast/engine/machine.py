@@ -492,6 +492,10 @@ class Machine:
         items = self._seats[worker].items
         return bool(items) and isinstance(items[0], Trial)
 
+    def ready(self, worker: int) -> bool:
+        """Whether this worker has come through its start."""
+        return self._seats[worker].ready
+
     def condemned(self, worker: int) -> bool:
         """Whether we have sent this worker a fatal signal ourselves."""
         return self._seats[worker].condemned_at is not None

@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy.blackbox import BlackBoxes, Note
+from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import Incident, describe_end, describe_status
+from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
 from holdfast.engine.careful import DROPPED
@@ -70,7 +72,7 @@ GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes
 CLOSE_WITHIN = 1.8  # seconds closing may take in all
 BOOT_ALLOWANCE = 120.0  # seconds to import torch and the main module, no matter how short a sample
 REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
-LONGEST_WAIT = 30.0  # seconds between two looks of the watch, at most
+LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
 
 _CONTENT = 1 + HEAD.size
 
@@ -163,6 +165,7 @@ class Pool:
         stall_timeout: float | None,
         on_incident: Callable[[Incident], None],
         stats: Stats,
+        logbook: Logbook | None = None,
     ) -> None:
         self.owner = os.getpid()
         self.machine = machine
@@ -184,6 +187,9 @@ class Pool:
         self._shared_seed = shared_seed
         self._stall_timeout = stall_timeout
         self._on_incident = on_incident
+        method = "fork" if payload is None else "spawn"
+        self._coroner = Coroner(method, machine.workers, logbook)
+        self._explained: set[str] = set()
         self.lock = threading.RLock()
         self._awake_since = self._last_look = self._next_look = time.monotonic()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -373,6 +379,7 @@ class Pool:
     def signal(self, worker: int, number: int) -> None:
         with self.lock:
             if not self.closed:
+                self._coroner.sent(worker)
                 self._nursery.signal(worker, self.machine.generation(worker), number)
 
     @property
@@ -670,16 +677,17 @@ class Pool:
         if isinstance(report, Born):
             if current:
                 place.pid, place.exitcode = report.pid, None
+                self._coroner.born(report.worker, report.pid)
         elif isinstance(report, Signalled):
             if current:
                 place.kill_confirmed = True
         elif isinstance(report, NotBorn):
             if current:
-                self._died(report.worker, None, f"fork: {os.strerror(report.errno)}")
+                self._died(report.worker, None, report.errno)
         elif current:
             self._died(report.worker, report.status)
 
-    def _died(self, worker: int, status: int | None, stack: str = "") -> None:
+    def _died(self, worker: int, status: int | None, errno: int | None = None) -> None:
         """A worker is dead: hear its last words, then let the machine decide."""
         place, machine = self._places[worker], self.machine
         if not machine.alive(worker):
@@ -691,15 +699,22 @@ class Pool:
         place.exitcode = exitcode
         if machine.condemned(worker):
             cause = "stalled"
-        elif stack:
+        elif errno is not None:
             cause = "start-failed"
-        self._bury(worker, cause, name, exitcode, stack or tidy(self._boxes.take_dump(worker)))
+        self._bury(worker, cause, name, exitcode, errno)
 
     def _bury(
-        self, worker: int, cause: str, name: str | None, exitcode: int | None, stack: str
+        self,
+        worker: int,
+        cause: str,
+        name: str | None,
+        exitcode: int | None,
+        errno: int | None = None,
     ) -> None:
         place, machine = self._places[worker], self.machine
         note = self._boxes.note(worker)
+        stack = tidy(self._boxes.take_dump(worker))
+        pid, ready = place.pid, machine.ready(worker)
         head = machine.head(worker)
         batch = head.number if head is not None else note.task
         sample = None
@@ -729,25 +744,45 @@ class Pool:
         else:
             action = "replaced, nothing lost" if replaced else "none needed"
         self.stats.restarts += replaced
+        place.pid = None if actions else place.pid
+        self._carry_out(actions)  # first the replacement; it need not wait for the autopsy
+        found = self._coroner.examine(
+            worker,
+            kind=cause,
+            signal=name,
+            exitcode=exitcode,
+            stack=stack,
+            errno=errno,
+            step=note.step,
+            batch=batch,
+            sample=sample,
+            ready=ready,
+        )
         incident = Incident(
-            cause=cause,
+            kind=cause,
             worker_id=worker,
-            pid=place.pid,
+            pid=pid,
             signal=name,
             exitcode=exitcode,
             batch=batch,
             sample=sample,
             position=position_of(note.position) if in_flight else None,
             step=note.step,
-            stack=stack,
+            stack=found.evidence.stack,
             action=action,
             time=time.time(),
+            cause=found.verdict.cause,
+            confidence=found.verdict.confidence,
+            because=found.verdict.because,
+            evidence=found.evidence.to_json(),
+            remedies=found.verdict.remedies,
         )
-        place.pid = None if actions else place.pid
         self.obituaries.append(incident)
         self._on_incident(incident)
-        log.warning("%s", incident)
-        self._carry_out(actions)
+        # Why, and what to do, once for each cause: what happens again is a line.
+        known = incident.cause in self._explained
+        self._explained.add(incident.cause)
+        log.warning("%s", incident if known else incident.report())
 
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: make another and go on."""
@@ -770,7 +805,7 @@ class Pool:
             self._nursery_lost()  # it is the nursery that does not answer
             return
         self._new_arena(worker)
-        self._bury(worker, "unkillable", None, None, tidy(self._boxes.take_dump(worker)))
+        self._bury(worker, "unkillable", None, None)
 
     def _new_arena(self, worker: int) -> None:
         place = self._places[worker]
@@ -788,6 +823,7 @@ class Pool:
             # We were stopped ourselves (Ctrl-Z, a suspended machine): nobody else made progress.
             self._awake_since = now
         self._last_look = now
+        self._coroner.look(now)
         wanted = self.machine.deadline()
         if wanted is not None and now >= wanted:
             self._carry_out(self.machine.handle(m.Ticked(now)))
@@ -828,6 +864,8 @@ class Pool:
             elif isinstance(action, m.Abandon):
                 self._abandon(action.worker)
             else:
+                if isinstance(action, m.Dump):
+                    self._coroner.before_kill(action.worker)
                 number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
                 self._places[action.worker].kill_confirmed = False
                 self._nursery.signal(action.worker, action.generation, number)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.autopsy.catalogue import find
 from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import machine as m
 from holdfast.engine.pool import Refused
 from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
@@ -92,16 +94,11 @@ def cannot_start(refused: Refused) -> WorkerStartError:
     """The error for a worker whose main module or arguments did not load."""
     failure = refused.failure
     advice = ""
-    if "bootstrapping phase" in failure.text:
-        advice = (
-            "\nWhat to do: the start method imports your main script again in every worker. Put "
-            'what the script does under\n\n    if __name__ == "__main__":\n        main()\n'
-        )
-    elif "Can't get attribute" in failure.text:
-        advice = (
-            "\nWhat to do: classes and functions the workers need must stand in a module that "
-            "they can import, not in a notebook cell or under the __main__ guard."
-        )
+    found = find(failure.text)
+    if found:
+        cause = found[0].slug
+        to_do = [f"    {remedy}" for remedy in remedies_for(cause, None)[:2]]
+        advice = "\n".join(["", f"What to do (more: holdfast explain {cause}):", *to_do])
     return WorkerStartError(
         f"DataLoader worker (pid(s) {refused.pid}) exited unexpectedly: worker {refused.worker} "
         f"could not start. It says:\n\n{_indented(failure.text)}{advice}"
@@ -112,6 +109,8 @@ def _list(deaths: Sequence[Incident]) -> str:
     lines = [f"  {one}" for one in deaths[-_SHOWN:]]
     if len(deaths) > _SHOWN:
         lines.insert(0, f"  … {len(deaths) - _SHOWN} more before these")
+    if deaths:
+        lines += [f"  {line.strip()}" for line in deaths[-1].report().splitlines()[1:]]
     stack = next((one.stack for one in reversed(deaths) if one.stack), "")
     if stack:
         lines.append("The last stack that a worker left:")

@@ -31,6 +31,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.graph_settings import apply_random_seed
 
+from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import IDLE, REPLAY, SEND, START, STOP, Recorder
 from holdfast.engine import faults as fault_points
 from holdfast.engine.careful import DROPPED, CarefulIterableFetcher, CarefulMapFetcher
@@ -125,6 +126,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     # torch puts its own handlers first, which would hide the stack; we do not install them.
     faulthandler.disable()
     faulthandler.enable(file=recorder.dump_fd, all_threads=True)
+    thread_notes.install(recorder.dump_fd)
     if faults:
         faults.strike("before-setup")
     try:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from holdfast.autopsy.logbook import Logbook
 from holdfast.errors import BadSampleWarning, TooManyBadSamples
 from holdfast.samples import policy as policies
 from holdfast.samples.policy import Limit, Policy
@@ -42,6 +43,7 @@ class Ledger:
         self.written: set[int | str] = set()
         self.warned: set[str] = set()
         self.quarantine: Quarantine | None = None
+        self.logbook: Logbook | None = None
         self.epochs = 0
         self._unsaid: str | None = None
 
@@ -255,6 +257,8 @@ class Account:
         if is_new:
             ledger.counted.add(key)
             ledger.bad_samples.append(bad)
+            if ledger.logbook is not None:
+                ledger.logbook.bad_sample(bad.to_json())
             ledger.warn(f"{bad.kind} {bad.error}", policies.first_of_its_kind(bad))
         if bad.action == "skipped":
             ledger.warn_of_ranks()

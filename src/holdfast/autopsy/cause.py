@@ -1,0 +1,89 @@
+"""One way in which data loading fails: how it is recognised, what it means, what to do.
+
+A cause is data. What it says of a machine stands in its remedies as ``{names}`` that
+`Machine.facts` fills in; the docs fill them with placeholders. So the manual, the pages and what a
+user is told at three in the morning are one and the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+__all__ = ["CONFIDENCES", "Cause", "Confidence", "Remedy", "Sign", "hint", "proof", "sign", "todo"]
+
+Confidence = Literal["low", "medium", "high"]
+CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
+
+Place = Literal["", "docker", "kubernetes", "slurm"]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A message that points to a cause, and how far it alone can be trusted."""
+
+    pattern: str
+    confidence: Confidence
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.MULTILINE)
+
+
+def proof(pattern: str) -> Sign:
+    """Nothing else says this."""
+    return Sign(pattern, "high")
+
+
+def sign(pattern: str) -> Sign:
+    """This cause as a rule, but not always."""
+    return Sign(pattern, "medium")
+
+
+def hint(pattern: str) -> Sign:
+    """One of several possible causes."""
+    return Sign(pattern, "low")
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something to do, with the command for it where there is one."""
+
+    text: str
+    command: str = ""
+    place: Place = ""  # only of use there
+
+    def filled(self, facts: Mapping[str, str]) -> Remedy:
+        return Remedy(self.text.format_map(facts), self.command.format_map(facts), self.place)
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.command}" if self.command else self.text
+
+
+def todo(text: str, command: str = "", place: Place = "") -> Remedy:
+    return Remedy(text, command, place)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """An entry of the catalogue."""
+
+    slug: str
+    title: str
+    """What happened to the worker or the run, to be read after "worker 3"."""
+    meaning: str
+    """Two sentences: what goes on there, and why it comes to that."""
+    evidence: str
+    """What tells it from its neighbours, beside the messages."""
+    remedies: tuple[Remedy, ...]
+    """Cheapest first."""
+    already: str
+    """What holdfast does about it without being asked."""
+    signs: tuple[Sign, ...] = ()
+    explains: tuple[str, ...] = field(default=())
+    """Causes whose messages are mere consequences of this one."""
+    see: tuple[str, ...] = field(default=())
+    """Neighbours it is easily mistaken for."""

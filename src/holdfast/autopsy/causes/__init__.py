@@ -1,0 +1,1 @@
+"""The entries of the catalogue, by what it is that runs out or breaks."""

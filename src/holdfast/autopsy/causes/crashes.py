@@ -1,0 +1,408 @@
+"""A process ends: by a signal of its own making, by somebody's hand, or by itself."""
+
+from __future__ import annotations
+
+from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
+
+__all__ = ["CAUSES"]
+
+_ALONE = todo(
+    "Load the sample it was working on, alone, in a fresh process, and see it fail",
+    'python -X faulthandler -c "import mydata; mydata.dataset[{sample}]"',
+)
+
+CAUSES = (
+    Cause(
+        slug="native-segv",
+        title="crashed inside native code",
+        meaning=(
+            "A library written in C or C++ touched memory that is not its own, or divided by zero: "
+            "usually a decoder on one damaged file, or two libraries built against different versions. "
+            "Python cannot catch that; the process is gone."
+        ),
+        evidence=(
+            "SIGSEGV or SIGFPE; the worker's faulthandler dump shows the line; the kernel log says "
+            "`segfault at … in lib….so`. The same sample twice means the data, changing samples mean "
+            "the environment."
+        ),
+        signs=(
+            sign(r"is killed by signal: Segmentation fault"),
+            sign(r"Unexpected segmentation fault encountered in worker"),
+            sign(r"Unexpected floating-point exception encountered in worker"),
+            sign(r"is killed by signal: Floating point exception"),
+            sign(r"Fatal Python error: (Segmentation fault|Floating[- ]point exception)"),
+            sign(r"\S+\[\d+\]: segfault at [0-9a-f]+ ip [0-9a-f]+"),
+            sign(r"\S+\[\d+\]: general protection fault"),
+            sign(r"traps: \S+\[\d+\] (general protection fault|trap divide error)"),
+            hint(r"^Segmentation fault( \(core dumped\))?$"),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("bad-sample", "stack-overflow", "handle-shared-across-fork"),
+        remedies=(
+            _ALONE,
+            todo("If it is always the same file, replace or leave out that file"),
+            todo(
+                "If it moves from file to file, suspect versions: make a fresh environment and install "
+                "torch, torchvision, OpenCV and the decoder in one go",
+                "python -m pip install --upgrade --force-reinstall torch torchvision",
+            ),
+            todo(
+                "Open files, databases and network handles in the worker, not before it is forked",
+                "holdfast explain handle-shared-across-fork",
+            ),
+        ),
+        already=(
+            "The stack was saved, the sample is named, the worker was replaced; a sample that does it "
+            "again is singled out. It is never tried in the trainer's own process."
+        ),
+    ),
+    Cause(
+        slug="stack-overflow",
+        title="ran out of stack",
+        meaning=(
+            "A function called itself, through C or with a raised recursion limit, until the thread's "
+            "stack was used up. The system reports that as a segmentation fault."
+        ),
+        evidence="SIGSEGV with one frame repeated dozens of times in the dump.",
+        signs=(
+            proof(
+                r"Fatal Python error: (_Py_CheckRecursiveCall: )?Cannot recover from stack overflow"
+            ),
+            sign(r"Caught RecursionError in DataLoader worker process"),
+            sign(r"^RecursionError: maximum recursion depth exceeded"),
+        ),
+        explains=("native-segv", "bad-sample", "python-exception"),
+        see=("native-segv",),
+        remedies=(
+            _ALONE,
+            todo(
+                "Find the call that repeats in the stack below; nested data or a __getattr__ that calls "
+                "itself while being unpickled are the usual ones"
+            ),
+            todo("Do not raise the recursion limit without more stack", "ulimit -s 65536"),
+            todo("For a thread", "threading.stack_size(64 << 20)"),
+        ),
+        already="The dump was kept where the system leaves one, and the worker was replaced.",
+    ),
+    Cause(
+        slug="illegal-instruction",
+        title="met an instruction this processor does not have",
+        meaning=(
+            "A binary was built for a newer or another processor, AVX-512 for example, or a trap was "
+            "compiled into it. It depends on the machine, not on the sample."
+        ),
+        evidence="SIGILL; the dump shows the library call.",
+        signs=(
+            sign(r"is killed by signal: Illegal instruction"),
+            sign(r"Fatal Python error: Illegal instruction"),
+            sign(r"traps: \S+\[\d+\] trap invalid opcode"),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("native-segv",),
+        remedies=(
+            todo("See what this processor has", "grep -m1 flags /proc/cpuinfo"),
+            todo(
+                "Install that library from a wheel made for all processors, or build it here",
+                "python -m pip install --force-reinstall --no-cache-dir PACKAGE",
+            ),
+        ),
+        already="The worker was replaced and its stack kept; on this machine it will happen again.",
+    ),
+    Cause(
+        slug="abort",
+        title="aborted itself",
+        meaning=(
+            "A native library found something it could not go on from and called abort(): a C++ "
+            "exception nobody caught, a corrupted heap, a failed assertion. The line it wrote on "
+            "standard error says which."
+        ),
+        evidence="SIGABRT that holdfast did not send; the words on standard error; the dump.",
+        signs=(
+            sign(r"is killed by signal: Aborted"),
+            sign(r"Fatal Python error: Aborted"),
+            sign(r"terminate called (after throwing|without an active exception|recursively)"),
+            proof(
+                r"\b(free|malloc|realloc|munmap_chunk|corrupted size vs\. prev_size|malloc_consolidate)\(\)?: ?(invalid|double free|memory corruption|corrupted|unaligned|unsorted)"
+            ),
+            proof(r"double free or corruption"),
+            proof(r"corrupted size vs\. prev_size"),
+            proof(r"\*\*\* stack smashing detected \*\*\*"),
+            sign(r"Assertion [`'].+' failed\.\s*(Aborted|$)"),
+            hint(r"^Aborted( \(core dumped\))?$"),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("allocation-failed", "file-system-strategy", "native-segv"),
+        remedies=(
+            todo("Read the line on standard error just before it; it names the check that failed"),
+            _ALONE,
+            todo(
+                "A corrupted heap shows late: find the first bad access",
+                "PYTHONMALLOC=debug MALLOC_CHECK_=3 python train.py",
+            ),
+            todo("Upgrade or pin the library in the top frames of the stack"),
+        ),
+        already="The stack was saved and the worker replaced; a sample that does it again is named.",
+    ),
+    Cause(
+        slug="killed-from-outside",
+        title="was killed from outside, and not for memory",
+        meaning=(
+            "Somebody sent SIGKILL: a person, a scheduler at the end of its patience, a watchdog, or "
+            "a user-space memory guard such as earlyoom or systemd-oomd. The kernel's own counters did "
+            "not move, so it was not the kernel."
+        ),
+        evidence=(
+            "SIGKILL, not in our own kill ledger, and no `oom_kill` counter moved in the worker's "
+            "control group, in any above it, or in `/proc/vmstat`."
+        ),
+        signs=(
+            proof(r"earlyoom\[\d+\]: sending SIG(KILL|TERM) to process \d+"),
+            proof(r"systemd-oomd\[\d+\]: (Considered|Killed) .*(pressure|swap)"),
+            proof(r"systemd-oomd killed \d+ process"),
+            sign(
+                r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT .* DUE TO TIME LIMIT"
+            ),
+            sign(r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT "),
+            sign(r"=>> PBS: job killed: walltime"),
+        ),
+        explains=("killed-unexplained", "exited-unexpectedly"),
+        see=("oom-killed", "group-sigterm"),
+        remedies=(
+            todo(
+                "Ask who: user-space guards write to the journal",
+                "journalctl -b | grep -iE 'oomd|earlyoom|killed'",
+            ),
+            todo(
+                "See whether the time limit was reached",
+                "sacct -j $SLURM_JOB_ID --format=State,ExitCode,Elapsed,Timelimit,MaxRSS",
+                "slurm",
+            ),
+            todo(
+                "See what the node did to the pod",
+                "kubectl describe pod $HOSTNAME | grep -A8 'Last State'",
+                "kubernetes",
+            ),
+            todo(
+                "Record who sends SIGKILL from now on",
+                "auditctl -a always,exit -F arch=b64 -S kill -F a1=9",
+            ),
+        ),
+        already="The worker was replaced and its batch made again; nothing is lost.",
+    ),
+    Cause(
+        slug="killed-unexplained",
+        title="was killed by SIGKILL; who did it cannot be told from here",
+        meaning=(
+            "SIGKILL comes from the kernel when memory is short, or from somebody with the right to "
+            "send it. Memory is the usual reason, but without a counter or a line in the kernel log "
+            "that is a guess."
+        ),
+        evidence="SIGKILL, and no counter or kernel log could be read, or one counts for several deaths.",
+        signs=(
+            sign(r"is killed by signal: Killed"),
+            hint(r"exit(ed)? (with )?(code|status):? ?(137|-9)\b"),
+            hint(r"(?i)exitcode\s*:\s*-9\b"),
+            hint(r"Signal 9 \(SIGKILL\) received by PID"),
+            hint(r"^(\[\d+\]\s+)?\d* ?Killed\s*(python|$)"),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("oom-killed", "group-oom", "killed-from-outside"),
+        remedies=(
+            todo("Ask the kernel", "sudo dmesg -T | grep -iE 'killed process|oom-kill'"),
+            todo(
+                "Ask the control group (cgroup v2, then v1)",
+                "grep oom_kill {cgroup_path}/memory.events {cgroup_path}/memory.oom_control",
+            ),
+            todo(
+                "Ask Slurm", "sacct -j $SLURM_JOB_ID --format=State,ExitCode,MaxRSS,ReqMem", "slurm"
+            ),
+            todo(
+                "Ask Kubernetes",
+                "kubectl get pod $HOSTNAME -o jsonpath='{{..lastState}}'",
+                "kubernetes",
+            ),
+            todo(
+                "Ask Docker",
+                "docker inspect --format '{{{{.State.OOMKilled}}}}' CONTAINER",
+                "docker",
+            ),
+            todo("If a counter says memory", "holdfast explain oom-killed"),
+        ),
+        already="The worker was replaced and its batch made again, whoever it was.",
+    ),
+    Cause(
+        slug="group-sigterm",
+        title="was told to stop together with the whole job",
+        meaning=(
+            "A scheduler or a supervisor sent SIGTERM (or SIGHUP) to every process of the job, as "
+            "before preemption or at a time limit. With torch the workers die first and the loader "
+            "raises before the trainer can save its checkpoint."
+        ),
+        evidence="SIGTERM to several processes within milliseconds, the trainer among them.",
+        signs=(
+            sign(r"is killed by signal: (Terminated|Hangup)"),
+            proof(
+                r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION"
+            ),
+            sign(r"Sending process \d+ closing signal SIG(TERM|HUP)"),
+            sign(r"SignalException: Process \d+ got signal: (15|1)\b"),
+            hint(r"exit(ed)? (with )?(code|status):? ?143\b"),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("killed-from-outside",),
+        remedies=(
+            todo("Save when asked to stop", "signal.signal(signal.SIGTERM, save_and_exit)"),
+            todo(
+                "Ask for the signal early enough to save",
+                "#SBATCH --signal=TERM@120 --requeue",
+                "slurm",
+            ),
+            todo("Give the pod time to save", "terminationGracePeriodSeconds: 300", "kubernetes"),
+            todo("Give the container time to save", "docker stop --time 300 CONTAINER", "docker"),
+        ),
+        already="Workers ignore SIGTERM, SIGHUP and SIGINT and serve the trainer until it stops.",
+    ),
+    Cause(
+        slug="ctrl-c-flood",
+        title="was interrupted from the keyboard together with everything else",
+        meaning=(
+            "Ctrl-C reaches every process in the foreground, so each worker prints its own "
+            "KeyboardInterrupt and the trainer's is lost among them. It is no failure."
+        ),
+        evidence="Several workers end within milliseconds and the trainer has KeyboardInterrupt.",
+        signs=(
+            proof(
+                r"could not acquire lock for <_io\.BufferedWriter name='<std(err|out)>'> at interpreter shutdown"
+            ),
+            sign(r"Process Process-\d+:[\s\S]{0,4000}?\bKeyboardInterrupt\b"),
+            hint(r"KeyboardInterrupt[\s\S]{0,2000}exited unexpectedly"),
+        ),
+        explains=("exited-unexpectedly",),
+        remedies=(
+            todo("Nothing, if it was you"),
+            todo("If workers are left in a notebook, end them", "loader.close()"),
+        ),
+        already="Workers ignore SIGINT: one traceback, the trainer's, and the loader can be used again.",
+    ),
+    Cause(
+        slug="exited-by-itself",
+        title="ended by itself, without a word",
+        meaning=(
+            "Something in the worker called exit: os._exit in a library, a C library's exit() on a "
+            "fatal error, or a runtime that ends the process when its licence or device is missing. "
+            "It was not a crash and nobody killed it."
+        ),
+        evidence="An ordinary exit status, no signal, and no goodbye on the worker's channel.",
+        signs=(
+            sign(r"exited by itself with code \d+"),
+            hint(r"exited unexpectedly with exit code (?!1\b)\d+"),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("python-exception", "spawn-bootstrap"),
+        remedies=(
+            _ALONE,
+            todo("See who calls exit", "strace -f -e trace=exit_group -k python train.py"),
+            todo(
+                "Search the code that loads a sample", "grep -rnE 'os\\._exit|sys\\.exit|quit\\(' ."
+            ),
+        ),
+        already="The worker was replaced and the sample named; one that does it again is singled out.",
+    ),
+    Cause(
+        slug="exited-unexpectedly",
+        title="is gone, and torch does not know why",
+        meaning=(
+            "torch noticed that a worker process no longer exists, and says only that. The reason "
+            "stands in its exit status, in the kernel's log or further up in this one."
+        ),
+        evidence="Nothing but the message; the signal was lost on the way.",
+        signs=(hint(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) exited unexpectedly"),),
+        see=("oom-killed", "shm-exhausted", "native-segv", "spawn-bootstrap"),
+        remedies=(
+            todo(
+                "Look further up for the first error, and keep standard error",
+                "python train.py 2>&1 | tee train.log; holdfast explain train.log",
+            ),
+            todo("Ask the kernel for the pid in the message", "sudo dmesg -T | grep -w {pid}"),
+            todo(
+                "Run it once with holdfast, which keeps the reason",
+                "from holdfast import DataLoader",
+            ),
+        ),
+        already="holdfast reads the exit status of every worker and replaces it.",
+    ),
+    Cause(
+        slug="cpu-limit",
+        title="used up its CPU time",
+        meaning=(
+            "A limit on CPU seconds (ulimit -t) is set, and this process has spent them. Login nodes "
+            "of clusters often have one."
+        ),
+        evidence="SIGXCPU.",
+        signs=(
+            proof(r"is killed by signal: CPU time limit exceeded"),
+            proof(r"Cputime limit exceeded"),
+            proof(r"(?i)\bCPU time limit exceeded \(core dumped\)"),
+        ),
+        explains=("exited-unexpectedly",),
+        remedies=(
+            todo("See it", "ulimit -t"),
+            todo("Lift it, if you may", "ulimit -t unlimited"),
+            todo(
+                "On a login node: run it as a job",
+                "srun --cpus-per-task=4 python train.py",
+                "slurm",
+            ),
+        ),
+        already="The worker was replaced; the new one has the same limit again.",
+    ),
+    Cause(
+        slug="stray-signal",
+        title="died of a signal nobody handles",
+        meaning=(
+            "A timer, an interval profiler or another program sent a signal that ends a process "
+            "unless it is handled. Handlers set in the trainer do not exist in a worker that was not "
+            "forked after them."
+        ),
+        evidence="A signal other than the usual ones: SIGALRM, SIGPROF, SIGVTALRM, SIGPIPE, SIGUSR1, SIGSYS.",
+        signs=(
+            sign(
+                r"is killed by signal: (Alarm clock|Profiling timer expired|Virtual timer expired|User defined signal \d|Broken pipe|Real-time signal \d+|Bad system call)"
+            ),
+        ),
+        explains=("exited-unexpectedly",),
+        see=("killed-from-outside",),
+        remedies=(
+            todo(
+                "Look for timers in what a sample calls",
+                "grep -rnE 'setitimer|signal\\.alarm|timer_create' .",
+            ),
+            todo(
+                "Ignore it in workers if it means nothing there",
+                "worker_init_fn=lambda _: signal.signal(signal.SIGALRM, signal.SIG_IGN)",
+            ),
+        ),
+        already="The worker was replaced and its batch made again.",
+    ),
+    Cause(
+        slug="macos-trap",
+        title="was trapped by macOS for what it did after a fork",
+        meaning=(
+            "Apple's frameworks (Accelerate, Objective-C) do not allow their use in a forked child, "
+            "and stop the process. It shows on Apple silicon with large tensors and with fork."
+        ),
+        evidence="SIGTRAP on macOS.",
+        signs=(
+            sign(r"is killed by signal: Trace/BPT trap"),
+            proof(
+                r"objc\[\d+\]: \+\[\S+ initialize\] may have been in progress in another thread when fork\(\) was called"
+            ),
+        ),
+        explains=("exited-unexpectedly",),
+        remedies=(
+            todo("Do not fork there", "DataLoader(..., multiprocessing_context='spawn')"),
+            todo("Until then", "export OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES"),
+        ),
+        already="Nothing: on macOS the workers are torch's own, and holdfast says so.",
+    ),
+)

@@ -1,0 +1,295 @@
+"""Samples and batches that are wrong, repeated or refused."""
+
+from __future__ import annotations
+
+from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
+
+__all__ = ["CAUSES"]
+
+_DAMAGED = (
+    r"(UnidentifiedImageError|DecompressionBombError|JSONDecodeError|UnicodeDecodeError|BadZipFile|"
+    r"TarError|ReadError|EOFError|LibsndfileError|SoundFileError|ArrowInvalid|EmptyDataError|"
+    r"ParserError|FileNotFoundError|IsADirectoryError|PermissionError|OSError|SafetensorError)"
+)
+
+CAUSES = (
+    Cause(
+        slug="bad-sample",
+        title="could not read one sample",
+        meaning=(
+            "A file is damaged, missing or not what its name says, and reading it raised an error. With "
+            "torch that ends the loop, and the message does not say which sample it was."
+        ),
+        evidence="An error of reading or decoding, raised in a worker; the same sample fails again.",
+        signs=(
+            sign(rf"Caught (\w+\.)*{_DAMAGED} in DataLoader worker process"),
+            sign(r"PIL\.UnidentifiedImageError: cannot identify image file"),
+            sign(r"image file is truncated \(\d+ bytes not processed\)"),
+            sign(r"OSError: (broken|unrecognized) data stream when (reading|decoding) image file"),
+            hint(r"Corrupt JPEG data:"),
+            hint(r"libpng error:"),
+        ),
+        explains=("python-exception",),
+        see=("python-exception", "storage-stall", "collate-shape"),
+        remedies=(
+            todo("Load it alone", "python -c 'import mydata; mydata.dataset[{sample}]'"),
+            todo("Mend, replace or leave out that file"),
+            todo(
+                "Let truncated images through, if half an image is better than none",
+                "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True",
+            ),
+        ),
+        already="The error carries the sample's index, its place and its batch; the next batch arrives.",
+    ),
+    Cause(
+        slug="python-exception",
+        title="met an error in the code that makes samples",
+        meaning=(
+            "__getitem__, the collate function or worker_init_fn raised, and it looks like a mistake in the "
+            "code and not in one file. The original traceback stands in the message."
+        ),
+        evidence="An exception that came from a worker, other than those of damaged data.",
+        signs=(
+            sign(r"Caught (\w+\.)*\w+ in DataLoader worker process \d+"),
+            hint(r"holdfast\.(errors\.)?UnusualExit"),
+        ),
+        see=("bad-sample", "collate-shape", "reraise-broken"),
+        remedies=(
+            todo(
+                "Read the traceback under 'Original Traceback' from its end; the last line of yours is the place"
+            ),
+            todo("Try the sample alone", "python -c 'import mydata; mydata.dataset[{sample}]'"),
+        ),
+        already="The error keeps its type and carries the sample's index; the next batch arrives.",
+    ),
+    Cause(
+        slug="collate-shape",
+        title="has samples that do not fit into one batch",
+        meaning=(
+            "Samples of one batch have different shapes, types or keys, or one of them is None, and "
+            "stacking fails. In a worker torch says 'not resizable' instead, because it stacks into shared "
+            "memory."
+        ),
+        evidence="The frame is in `default_collate`; the odd sample differs from its neighbours.",
+        signs=(
+            proof(r"stack expects each tensor to be equal size, but got"),
+            proof(r"Trying to resize storage that is not resizable"),
+            proof(r"default_collate: batch must contain tensors.*; found"),
+            proof(r"each element in list of batch should be of equal size"),
+            sign(r"batch must contain tensors, numbers, dicts or lists; found"),
+            sign(
+                r"(inconsistent tensor sizes at|Sizes of tensors must match except in dimension)[\s\S]{0,100}TH"
+            ),
+            sign(r"invalid argument 0: Sizes of tensors must match except in dimension 0"),
+        ),
+        explains=("python-exception", "bad-sample"),
+        remedies=(
+            todo("Find the odd one", "print({{dataset[i][0].shape for i in batch_indices}})"),
+            todo("Resize or pad in the transform", "torchvision.transforms.v2.Resize((256, 256))"),
+            todo("Or batch in your own way", "DataLoader(..., collate_fn=pad_collate)"),
+        ),
+        already="The error names the batch and its samples.",
+    ),
+    Cause(
+        slug="reraise-broken",
+        title="raised an error that could not be rebuilt, so another one is shown",
+        meaning=(
+            "torch makes the worker's exception again in the trainer from its text alone, and an exception "
+            "whose constructor wants more arguments fails at that. What you see is that second failure."
+        ),
+        evidence="The frame `reraise` in torch/_utils.py, and an error about missing arguments.",
+        signs=(
+            sign(r"in reraise[\s\S]{0,400}TypeError: \S*__init__\(\) (missing|takes)"),
+            sign(r"in reraise[\s\S]{0,400}KeyError:"),
+        ),
+        explains=("python-exception", "bad-sample"),
+        remedies=(
+            todo(
+                "The real error stands further up in the worker's own words, or shows in a plain call",
+                "python -c 'import mydata; mydata.dataset[0]'",
+            ),
+            todo(
+                "Raise something simple in the dataset", "raise RuntimeError(str(error)) from error"
+            ),
+        ),
+        already="Exceptions keep type, text and traceback whatever their constructor wants.",
+    ),
+    Cause(
+        slug="iterator-dead-after-error",
+        title="has an iterator that ended with its error",
+        meaning=(
+            "A Python generator is finished once it has raised. Catching the error and asking again gives "
+            "StopIteration, or the data from its start, without a word."
+        ),
+        evidence="The epoch is short after an error that was caught.",
+        signs=(
+            sign(r"RuntimeError: generator raised StopIteration"),
+            hint(
+                r"(?i)generator (is )?(already )?(finished|exhausted) after (an |the )?(error|exception)"
+            ),
+        ),
+        see=("bad-sample",),
+        remedies=(
+            todo(
+                "Catch errors inside __iter__, around one sample",
+                "try: sample = load(path)\nexcept OSError: continue",
+            ),
+            todo("Or write the iterator as a class with __next__, which can be asked again"),
+        ),
+        already="An iterable with a state is taken up again after a death; a generator that raised is not.",
+    ),
+    Cause(
+        slug="seed-duplication",
+        title="draws the same random numbers as its siblings",
+        meaning=(
+            "A random generator made in the trainer is copied into every worker, and all draw the same. "
+            "torch, random and numpy's global generator are seeded per worker; generators of your own and "
+            "of other libraries are not."
+        ),
+        evidence="Equal first draws in all workers; equal augmentations in every epoch.",
+        signs=(
+            hint(
+                r"(?i)(identical|same|duplicate)[^.\n]{0,40}(augmentation|random numbers?)[^.\n]{0,60}worker"
+            ),
+        ),
+        see=("workers-change-results", "stale-persistent-state"),
+        remedies=(
+            todo(
+                "Make generators in the worker",
+                "worker_init_fn=lambda i: dataset.reseed(torch.initial_seed() + i)",
+            ),
+            todo("Or draw from numpy.random, random or torch, which are seeded"),
+        ),
+        already="The three global generators are seeded as torch does and brought back after a death.",
+    ),
+    Cause(
+        slug="iterable-duplicates",
+        title="delivers the same samples as its siblings",
+        meaning=(
+            "Every worker has its own copy of an IterableDataset and iterates all of it, unless the dataset "
+            "takes its share only. The epoch is then as many times too long as there are workers."
+        ),
+        evidence="Equal first items in all workers; more batches than len().",
+        signs=(
+            proof(
+                r"Length of IterableDataset .* was reported to be \d+\s*\(when accessing len\(dataloader\)\), but \d+ samples have been fetched"
+            ),
+        ),
+        remedies=(
+            todo(
+                "Take a share", "info = get_worker_info(); items = items[info.id::info.num_workers]"
+            ),
+            todo(
+                "For Hugging Face datasets",
+                "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)",
+            ),
+        ),
+        already="torch's warning is given as torch gives it.",
+    ),
+    Cause(
+        slug="handle-shared-across-fork",
+        title="shares an open file or connection with its siblings",
+        meaning=(
+            "An HDF5, LMDB, zip or database handle opened before the fork has one file position for all "
+            "workers. They read each other's bytes: errors, crashes, or silently wrong samples."
+        ),
+        evidence="The same file is open in the trainer; with one worker it works.",
+        signs=(
+            sign(
+                r"Unable to (open|synchronously open) object \(bad object header version number\)"
+            ),
+            sign(r"SSL error: decryption failed or bad record mac"),
+            sign(r"DECRYPTION_FAILED_OR_BAD_RECORD_MAC"),
+            sign(
+                r"(OSError|KeyError)[^\n]*(wrong B-tree signature|addr overflow|inflate\(\) failed)"
+            ),
+            hint(
+                r"zipfile\.BadZipFile: (Bad magic number for file header|Bad CRC-32 for file|File name in directory)"
+            ),
+        ),
+        explains=("bad-sample", "python-exception"),
+        see=("native-segv", "bad-sample"),
+        remedies=(
+            todo(
+                "Open it in the worker, at first use",
+                "def __getitem__(self, i): self.file = self.file or h5py.File(self.path)",
+            ),
+            todo(
+                "Or in worker_init_fn", "worker_init_fn=lambda _: get_worker_info().dataset.open()"
+            ),
+        ),
+        already="Nothing can mend a shared handle; replacements inherit it too.",
+    ),
+    Cause(
+        slug="stale-persistent-state",
+        title="does not see what was changed in the trainer",
+        meaning=(
+            "Persistent workers keep the dataset as it was when they started. set_epoch or another attribute "
+            "set in the trainer never reaches them, and every epoch shuffles or augments alike."
+        ),
+        evidence="persistent_workers=True and an attribute of the dataset that changes per epoch.",
+        signs=(hint(r"(?i)set_epoch[^.\n]{0,80}persistent_workers"),),
+        see=("seed-duplication",),
+        remedies=(
+            todo(
+                "Share the value", "self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()"
+            ),
+            todo("Or start workers with every epoch", "DataLoader(..., persistent_workers=False)"),
+        ),
+        already="A shared tensor in the dataset stays shared with every worker and replacement.",
+    ),
+    Cause(
+        slug="workers-change-results",
+        title="makes other numbers when the number of workers changes",
+        meaning=(
+            "Seeds hang on the worker's number, so the same sample is augmented differently when another "
+            "worker makes it. It is so by design."
+        ),
+        evidence="Equal results for equal num_workers, different ones otherwise.",
+        signs=(hint(r"(?i)results? (differ|change)[^.\n]{0,60}num_workers"),),
+        see=("seed-duplication",),
+        remedies=(
+            todo("Keep num_workers fixed for runs you compare"),
+            todo(
+                "Or seed by the sample", "generator = torch.Generator().manual_seed(seed + index)"
+            ),
+        ),
+        already="The stream is torch's for equal settings, also after any number of deaths.",
+    ),
+    Cause(
+        slug="no-mid-epoch-resume",
+        title="cannot take up in the middle of an epoch",
+        meaning=(
+            "torch's DataLoader has no state: after a crash of the trainer the epoch begins again. Batches "
+            "that were prefetched but not used must not count as seen."
+        ),
+        evidence="No message; the step counter starts again.",
+        signs=(hint(r"(?i)resum\w+[^.\n]{0,60}mid(dle of)?[ -](the |an )?epoch"),),
+        see=("stateful-gaps",),
+        remedies=(
+            todo("Skip what was done, in the batch sampler and not by loading it"),
+            todo("Or a loader with a state", "torchdata.stateful_dataloader.StatefulDataLoader"),
+        ),
+        already="Deaths of workers never cost the epoch; for the trainer's own death use checkpoints.",
+    ),
+    Cause(
+        slug="stateful-gaps",
+        title="was resumed from an incomplete state",
+        meaning=(
+            "A stateful loader asked for its state too soon after loading one, or wrapped by another "
+            "library, can lose an epoch or fail. The state then does not say what every worker had done."
+        ),
+        evidence="KeyError or an empty epoch right after load_state_dict.",
+        signs=(
+            sign(
+                r"KeyError: '_(snapshot|worker_snapshots|steps_since_snapshot|num_yielded|iterator_finished|main_snapshot)'"
+            ),
+        ),
+        see=("no-mid-epoch-resume", "accelerate-rebuild"),
+        remedies=(
+            todo("Take the state after at least one batch of every worker"),
+            todo("Load it into the loader before it is wrapped or prepared"),
+        ),
+        already="Nothing yet.",
+    ),
+)

@@ -1,0 +1,174 @@
+"""What lies around the loader: frameworks, ranks, GPUs, left-over processes."""
+
+from __future__ import annotations
+
+from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
+
+__all__ = ["CAUSES"]
+
+CAUSES = (
+    Cause(
+        slug="orphans-hold-gpu",
+        title="outlived its trainer and still holds memory or a GPU",
+        meaning=(
+            "The trainer was killed and its workers did not notice: blocked in a full pipe, they wait for a "
+            "reader that is gone. Forked after CUDA was used, they keep the GPU's memory."
+        ),
+        evidence="`pt_data_worker` processes with parent 1, asleep in pipe_write, with /dev/nvidia* open.",
+        signs=(
+            hint(r"\bpt_data_worker\b[^\n]*\b(defunct|PPID\s*1)\b"),
+            hint(r"(?i)nvidia-smi[^.\n]{0,80}(no such process|zombie|dead process)"),
+        ),
+        see=("pool-accumulation",),
+        remedies=(
+            todo(
+                "Find them",
+                "ps -eo pid,ppid,etime,rss,comm | awk '$2==1 && /pt_data_worker|python/'",
+            ),
+            todo("See who holds the GPU", "fuser -v /dev/nvidia*"),
+            todo("End them, one by one, after looking", "kill -9 PID"),
+        ),
+        already="Workers die with the trainer, whatever kills it and whatever they are doing.",
+    ),
+    Cause(
+        slug="pool-accumulation",
+        title="is one of many that were never closed",
+        meaning=(
+            "Every new loader with persistent workers adds a pool, and Python's garbage collector feels no "
+            "pressure from memory in other processes. Evaluations and hyper-parameter trials pile them up."
+        ),
+        evidence="More worker processes than living loaders have workers.",
+        signs=(
+            hint(
+                r"(?i)(number of|too many) (worker )?processes[^.\n]{0,60}(each|every) (evaluation|trial|epoch)"
+            ),
+        ),
+        see=("prefetch-bytes", "orphans-hold-gpu"),
+        remedies=(
+            todo(
+                "Close what you no longer use",
+                "with DataLoader(...) as loader: ...   # or loader.close()",
+            ),
+            todo("Make the evaluation loader once and keep it"),
+            todo(
+                "In the Hugging Face Trainer",
+                "TrainingArguments(dataloader_persistent_workers=False)",
+            ),
+        ),
+        already="`close()` and `with`; workers end with the last reference to their iterator.",
+    ),
+    Cause(
+        slug="uneven-ranks",
+        title="gave its rank fewer batches than the others got",
+        meaning=(
+            "One rank left the loop while the others wait for it in a collective, which gives up after "
+            "minutes. Skipped samples, iterable shards of different length and filters are the usual reason."
+        ),
+        evidence="Batch counters of the ranks differ; the watchdog of NCCL or Gloo speaks.",
+        signs=(
+            sign(r"Watchdog caught collective operation timeout: WorkNCCL"),
+            sign(r"Some NCCL operations have failed or timed out"),
+            hint(r"\[Gloo\][^\n]*Timed out waiting \d+ms for (recv|send) operation to complete"),
+        ),
+        see=("silent-stall", "iterable-duplicates"),
+        remedies=(
+            todo("Print the number of batches per rank; it must be equal"),
+            todo(
+                "Drop the ragged end",
+                "DataLoader(..., drop_last=True)   # or DistributedSampler(..., drop_last=True)",
+            ),
+            todo(
+                "Let ranks leave early", "with torch.distributed.algorithms.join.Join([model]): ..."
+            ),
+            todo(
+                "See whether a worker of that rank stalled just before",
+                "holdfast incidents LOGBOOK",
+            ),
+        ),
+        already="A death or stall never changes the number of batches.",
+    ),
+    Cause(
+        slug="lightning-reinstantiate",
+        title="belongs to a loader class that Lightning cannot make again",
+        meaning=(
+            "To put in a distributed sampler Lightning makes a second loader of the same class from the "
+            "attributes of the first. A class whose arguments are not attributes of the same name fails."
+        ),
+        evidence="MisconfigurationException about injecting a sampler, or an unexpected argument.",
+        signs=(
+            proof(r"Trying to inject (custom )?`?\w*Sampler`? into the `?\S+`? instance"),
+            sign(
+                r"lightning[\s\S]{0,4000}__init__\(\) got an unexpected keyword argument '(generator|batch_sampler|sampler|multiprocessing_context)'"
+            ),
+        ),
+        remedies=(
+            todo("Keep every argument of __init__ as an attribute, and pass on **kwargs"),
+            todo("Or bring the sampler yourself", "Trainer(use_distributed_sampler=False)"),
+        ),
+        already="Its options are keyword-only and stored under their names, so it can be made again.",
+    ),
+    Cause(
+        slug="accelerate-rebuild",
+        title="was replaced by a plain loader inside Accelerate",
+        meaning=(
+            "accelerator.prepare() builds a loader of its own from the dataset and the batch sampler. What a "
+            "subclass adds is silently gone."
+        ),
+        evidence="`type(prepared.base_dataloader)` is torch's.",
+        signs=(
+            proof(r"KeyError: '_sampler_iter_yielded'"),
+            sign(
+                r"accelerate/data_loader\.py[\s\S]{0,2000}(AttributeError: '\w*DataLoader\w*' object has no attribute)"
+            ),
+        ),
+        see=("stateful-gaps",),
+        remedies=(
+            todo(
+                "Do not pass the loader to prepare(); shard it yourself",
+                "DataLoader(..., sampler=DistributedSampler(dataset))",
+            ),
+            todo("Upgrade", "python -m pip install --upgrade accelerate"),
+        ),
+        already="Nothing yet.",
+    ),
+    Cause(
+        slug="gpu0-context",
+        title="and its loader take memory on GPU 0 from every rank",
+        meaning=(
+            "The current device belongs to a thread, and an iterator made in a helper thread pins memory on "
+            "device 0. Every rank then has a context there."
+        ),
+        evidence="nvidia-smi shows all ranks' pids on GPU 0.",
+        signs=(hint(r"(?i)(every|each|all) ranks?[^.\n]{0,60}(GPU|cuda:) ?0"),),
+        see=("pin-thread",),
+        remedies=(
+            todo(
+                "Set the device in every thread that iterates", "torch.cuda.set_device(local_rank)"
+            ),
+            todo(
+                "Or show each rank its GPU only", "CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py"
+            ),
+        ),
+        already="Memory is pinned in the thread that calls next().",
+    ),
+    Cause(
+        slug="timeout-api",
+        title="does not exist: `timeout` was given without workers",
+        meaning=(
+            "torch refuses a timeout for a loader that loads in the main process, with an assertion and "
+            "no words in older releases. There is nobody to wait for."
+        ),
+        evidence="An AssertionError from `_SingleProcessDataLoaderIter`.",
+        signs=(
+            proof(r"_SingleProcessDataLoaderIter requires timeout == 0"),
+            sign(r"_SingleProcessDataLoaderIter[\s\S]{0,400}assert self\._timeout == 0"),
+        ),
+        remedies=(
+            todo(
+                "Give the timeout only with workers",
+                "DataLoader(..., timeout=60 if num_workers else 0)",
+            ),
+        ),
+        already="It says the same as torch.",
+    ),
+)

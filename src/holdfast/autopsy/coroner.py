@@ -1,0 +1,311 @@
+"""Whom the pool calls when a worker has died: reads what is left, and gives a verdict.
+
+Counters only mean something against what they were before, and a dead process has no memory to
+measure. So the coroner comes by every few seconds while all is well, at the price of some
+microseconds per worker, and notes counters and sizes.
+
+A kill that the kernel has counted may be looked at before the death is reported to us. So counters
+are compared with those of at least `_SETTLED` seconds ago, and what earlier deaths have used up is
+taken off. If more workers died than were counted, nobody can say which of them it was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.autopsy import thread_notes
+from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, signal_name
+from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.machine import Machine
+from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, kernel_log, process
+from holdfast.autopsy.verdict import Verdict, judge
+
+__all__ = ["Coroner", "Examination"]
+
+INTERVAL = 5.0  # seconds between two looks
+_MINUTE = 12  # looks that are remembered
+_SETTLED = 2.0  # seconds
+_GLANCE = 0.05  # seconds over which CPU time is compared
+_TAIL = 4096  # bytes of standard error
+_FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
+_FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found on one death."""
+
+    verdict: Verdict
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class _Counters:
+    at: float
+    groups: dict[str, int]
+    machine: int | None
+
+
+@dataclass
+class _Patient:
+    """A living worker."""
+
+    pid: int
+    groups: tuple[cgroup.Group, ...]
+    resident: int | None = None
+    activity: process.Activity | None = None  # before we killed it
+    busy: bool | None = None
+    sent: bool = False  # the user had it killed, through us
+
+
+@dataclass
+class Coroner:
+    """One for each pool."""
+
+    start_method: str
+    workers: int
+    logbook: Logbook | None = None
+    roots: Roots = HERE
+    _patients: dict[int, _Patient] = field(default_factory=dict)
+    _counters: deque[_Counters] = field(default_factory=lambda: deque(maxlen=_MINUTE))
+    _memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=_MINUTE))
+    _explained: list[float] = field(default_factory=list)  # when a counted kill was used up
+    _next_look: float = field(default_factory=lambda: time.monotonic() + 1)
+
+    def __post_init__(self) -> None:
+        self._machine: Machine | None = None
+        self._threads = process.threads("self", self.roots)
+        self._own_groups = cgroup.groups("self", "memory", self.roots)
+        self._stderr = _stderr_size()
+        refused = cgroup.confinement("self", self.roots).pids_refused
+        self._refused = refused or 0
+        self._counters.append(self._count(time.monotonic()))
+
+    # -- while they live -------------------------------------------------------------------
+
+    def born(self, worker: int, pid: int) -> None:
+        groups = cgroup.groups(pid, "memory", self.roots) or self._own_groups
+        self._patients[worker] = _Patient(pid, groups)
+        self._meet(groups)
+
+    def _meet(self, groups: tuple[cgroup.Group, ...]) -> None:
+        """What a group that is new to us has counted so far was before our time."""
+        for path, count in cgroup.kills_of(groups).items():
+            for one in self._counters:
+                one.groups.setdefault(path, count)
+
+    def sent(self, worker: int) -> None:
+        """The user has a worker killed through us."""
+        if worker in self._patients:
+            self._patients[worker].sent = True
+
+    def look(self, now: float) -> None:
+        """Note sizes, CPU time and counters, if it is time to."""
+        if now < self._next_look:
+            return
+        self._next_look = now + INTERVAL
+        for patient in self._patients.values():
+            size = process.size(patient.pid, self.roots)
+            if size is None:
+                continue
+            patient.resident = size.resident
+            groups = cgroup.groups(patient.pid, "memory", self.roots)
+            if groups and groups != patient.groups:
+                patient.groups = groups
+                self._meet(groups)
+        self._counters.append(self._count(now))
+        sample = self._measure()
+        self._memory.append(sample)
+        if self.logbook is not None:
+            record = asdict(sample)
+            record["trainer_bytes"] = record.pop("trainer")
+            self.logbook.memory(record)
+
+    def before_kill(self, worker: int) -> None:
+        """We are about to kill a worker for lack of progress: see what it is doing."""
+        patient = self._patients.get(worker)
+        if patient is None:
+            return
+        before = process.activity(patient.pid, self.roots)
+        time.sleep(_GLANCE)
+        patient.activity = process.activity(patient.pid, self.roots)
+        if before is not None and patient.activity is not None:
+            patient.busy = patient.activity.ticks > before.ticks
+
+    # -- when one is dead ------------------------------------------------------------------
+
+    def examine(
+        self,
+        worker: int,
+        *,
+        kind: str,
+        signal: str | None,
+        exitcode: int | None,
+        stack: str,
+        errno: int | None = None,
+        **known: Any,
+    ) -> Examination:
+        """The verdict on a death, stall or failed start; `known` is what the pool knows of it."""
+        patient = self._patients.pop(worker, None)
+        notes, stack = thread_notes.split(stack)
+        stalled = kind in ("stalled", "unkillable")
+        ours = stalled or (patient is not None and patient.sent)
+        evidence = Evidence(
+            signal=signal,
+            exitcode=exitcode,
+            pid=None if patient is None else patient.pid,
+            disappeared=kind == "killed" and signal is None,
+            stalled=stalled,
+            survived_sigkill=kind == "unkillable",
+            sent_by_us=ours,
+            born=errno is None,
+            errno=errno,
+            stack=stack,
+            thread_notes=notes,
+            start_method=self.start_method,
+            threads_at_fork=self._threads if self.start_method == "fork" else None,
+            **known,
+        )
+        if patient is not None:
+            evidence = replace(
+                evidence,
+                activity=patient.activity,
+                busy=patient.busy,
+                worker_bytes=patient.resident,
+            )
+        evidence = self._surroundings(evidence)
+        if signal in _FROM_KERNEL and not ours:
+            evidence = self._ask_kernel(evidence, patient)
+        if signal == "SIGABRT" and not ours:
+            evidence = replace(evidence, stderr=self._last_words())
+        verdict = judge(evidence, self._here(), self.workers)
+        if verdict.cause == "oom-killed":
+            self._explained.append(time.monotonic())
+        return Examination(verdict, evidence)
+
+    def _surroundings(self, evidence: Evidence) -> Evidence:
+        confined = cgroup.confinement("self", self.roots)
+        limits = process.limits("self", self.roots)
+        pending = process.pending_signals("self", self.roots)
+        told = [number for number in _FOR_ALL if number in pending]
+        return replace(
+            evidence,
+            memory=(*self._memory, self._measure()),
+            shm=filesystem.fill(self.roots.shm),
+            descriptors=process.descriptors("self", self.roots),
+            descriptor_limit=None if limits is None else limits.files[0],
+            threads=process.threads("self", self.roots),
+            pids_current=confined.pids_current,
+            pids_max=confined.pids_max,
+            pids_refused=max(0, (confined.pids_refused or 0) - self._refused) or None,
+            oom_group=confined.oom_group,
+            group_signal=signal_name(told[0]) if told else None,
+        )
+
+    def _ask_kernel(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
+        log = kernel_log.read(self.roots)
+        lines = () if log is None else log.lines
+        about = kernel_log.about(evidence.pid, lines) if evidence.pid is not None else ()
+        victims = [re.search(r"[Kk]ill(?:ed)? process (\d+) \(", line) for line in lines[-50:]]
+        return replace(
+            evidence,
+            kills=self._kills(patient),
+            kernel_readable=log is not None,
+            kernel_lines=about[-2:],
+            kernel_victims=tuple(int(match[1]) for match in victims if match),
+        )
+
+    def _kills(self, patient: _Patient | None) -> Kills:
+        """How far the counters moved that this worker is subject to."""
+        now = time.monotonic()
+        base = self._base(now)
+        current = self._count(now, patient)
+        used = sum(1 for at in self._explained if at >= base.at)
+        mine = [str(group.path) for group in (patient.groups if patient else self._own_groups)]
+        moved = {
+            path: current.groups[path] - base.groups[path]
+            for path in mine  # innermost first
+            if path in current.groups and path in base.groups
+        }
+        group = max(0, max(moved.values()) - used) if moved else None
+        machine = None
+        if current.machine is not None and base.machine is not None:
+            machine = max(0, current.machine - base.machine - used)
+        where = next((path for path, delta in moved.items() if delta), None)
+        return Kills(group, where, machine, 1 + self._dead_siblings())
+
+    def _base(self, now: float) -> _Counters:
+        """The newest counters that are surely from before."""
+        settled = [one for one in self._counters if now - one.at >= _SETTLED]
+        return settled[-1] if settled else self._counters[0]
+
+    def _dead_siblings(self) -> int:
+        """Workers that are dead too but not reported to us yet."""
+        return sum(
+            bool(process.is_dead(patient.pid, self.roots)) for patient in self._patients.values()
+        )
+
+    def _count(self, now: float, dead: _Patient | None = None) -> _Counters:
+        chains = {self._own_groups, *(one.groups for one in self._patients.values())}
+        if dead is not None:
+            chains.add(dead.groups)
+        found: dict[str, int] = {}
+        for chain in chains:
+            found |= cgroup.kills_of(chain)
+        return _Counters(now, found, process.machine_kills(self.roots))
+
+    def _measure(self) -> MemorySample:
+        trainer = process.size("self", self.roots)
+        confined = cgroup.confinement("self", self.roots)
+        machine = process.meminfo(self.roots)
+        return MemorySample(
+            time.time(),
+            None if trainer is None else trainer.resident,
+            {
+                worker: patient.resident
+                for worker, patient in self._patients.items()
+                if patient.resident is not None
+            },
+            confined.memory_usage,
+            confined.memory_limit,
+            None if machine is None else machine.available,
+            None if machine is None else machine.swap_free,
+        )
+
+    def _last_words(self) -> str | None:
+        """What was written to standard error since we last read it, if that is a file.
+
+        A pipe or a terminal gives nothing back, and to put ourselves between would change what
+        the user sees. Batch systems write files.
+        """
+        size = _stderr_size()
+        if size is None:
+            return None
+        start = max(self._stderr or 0, size - _TAIL)
+        self._stderr = size
+        try:
+            with Path("/proc/self/fd/2").open("rb") as file:
+                file.seek(start)
+                return file.read(_TAIL).decode(errors="replace")
+        except OSError:
+            return None  # we may write it and not read it
+
+    def _here(self) -> Machine:
+        if self._machine is None:
+            self._machine = Machine.look(self.roots)
+        return self._machine
+
+
+def _stderr_size() -> int | None:
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

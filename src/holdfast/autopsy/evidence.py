@@ -1,0 +1,112 @@
+"""Everything that is known about one death, stall or failed start.
+
+Each field is ``None`` (or empty) when nothing could be read, which is not the same as zero: a
+counter that did not move clears the kernel, a counter that could not be read clears nobody.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from holdfast.autopsy.catalogue import Finding
+from holdfast.autopsy.readers.filesystem import Fill
+from holdfast.autopsy.readers.process import Activity
+
+__all__ = ["Evidence", "Kills", "MemorySample", "signal_name"]
+
+
+@dataclass(frozen=True)
+class Kills:
+    """How far the kernel's counters of kills for memory moved since we last looked."""
+
+    group: int | None = None
+    """In the worker's control group or one above it; None: no counter could be read."""
+    group_path: str | None = None
+    """The innermost group whose counter moved."""
+    machine: int | None = None
+    """In /proc/vmstat, which counts all groups of the machine."""
+    deaths: int = 1
+    """How many workers died of SIGKILL in that time: a count of one explains only one of them."""
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """Who had how much memory, in bytes."""
+
+    time: float  # seconds since the epoch
+    trainer: int | None = None
+    workers: dict[int, int] = field(default_factory=dict)  # worker id -> resident
+    usage: int | None = None  # of the control group that has the limit
+    limit: int | None = None
+    available: int | None = None
+    swap_free: int | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known; nothing here is concluded yet."""
+
+    # How it ended.
+    signal: str | None = None
+    exitcode: int | None = None
+    pid: int | None = None
+    disappeared: bool = False  # its status was lost, with the process that would have read it
+    stalled: bool = False  # it was ended for lack of progress
+    survived_sigkill: bool = False
+    sent_by_us: bool = False  # the signal stands in our own kill ledger
+    born: bool = True
+    errno: int | None = None  # of a fork that failed
+    # What it was doing.
+    step: str | None = None
+    batch: int | None = None
+    sample: Any = None
+    ready: bool | None = None
+    start_method: str | None = None
+    threads_at_fork: int | None = None
+    activity: Activity | None = None  # just before we killed it
+    busy: bool | None = None  # whether its CPU time went up meanwhile
+    # What it left.
+    stack: str = ""
+    stderr: str | None = None  # its end; None: it could not be read
+    thread_notes: tuple[str, ...] = ()
+    # What the system says.
+    kills: Kills = Kills()
+    kernel_lines: tuple[str, ...] = ()
+    kernel_readable: bool = False
+    kernel_victims: tuple[int, ...] = ()  # pids the kernel's log says it killed for memory
+    memory: tuple[MemorySample, ...] = ()  # oldest first
+    worker_bytes: int | None = None  # its own, when last seen
+    shm: Fill | None = None
+    descriptors: int | None = None
+    descriptor_limit: int | None = None
+    threads: int | None = None
+    pids_current: int | None = None
+    pids_max: int | None = None
+    pids_refused: int | None = None  # forks refused since we last looked
+    oom_group: bool | None = None
+    group_signal: str | None = None  # a signal the trainer has got too, or is about to
+    # What was said.
+    findings: tuple[Finding, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known, for a logbook; what is not is left out."""
+        whole = asdict(self)
+        empty = {one.name: one.default for one in fields(self)}
+        return {
+            name: value
+            for name, value in whole.items()
+            if name not in _ELSEWHERE and getattr(self, name) != empty[name]
+        }
+
+
+_ELSEWHERE = {"sample", "stack", "findings"}  # stand beside the evidence in every record
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal without a name

@@ -1,0 +1,144 @@
+"""A text somebody has: which failures of data loading stand in it, and how sure that is.
+
+The text may be a log of hours with progress bars and colours, a traceback, an excerpt of ``dmesg``
+or of ``kubectl describe``. Messages decide; on the machine where it happened, the kernel's log and
+its counters help.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from holdfast.autopsy.catalogue import CATALOGUE, Finding, find
+from holdfast.autopsy.cause import Confidence, Remedy
+from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.machine import in_words
+from holdfast.autopsy.readers import kernel_log
+from holdfast.autopsy.scene import Scene
+from holdfast.autopsy.verdict import Verdict, judge, remedies_for
+
+__all__ = ["COLLECT", "Explanation", "explain", "normal"]
+
+COLLECT = (
+    Remedy("All of standard error, from its beginning", "python train.py 2>&1 | tee train.log"),
+    Remedy("The exit status of the trainer", "echo $?"),
+    Remedy("The kernel's last words", "sudo dmesg -T | tail -100"),
+    Remedy("Room in shared memory and the limits", "df -h /dev/shm; ulimit -a; free -h"),
+    Remedy(
+        "If it hangs: the stacks of trainer and workers", "py-spy dump --pid PID --subprocesses"
+    ),
+    Remedy("Or one run with a logbook", "holdfast.DataLoader(..., logbook='runs/today')"),
+)
+"""What to bring when nothing is known."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(r"^(\[?rank ?\d+\]?:\s|\[default\d+\]:|\d+: (?=\w*Error|Traceback| ))", re.M)
+_PID = re.compile(r"\bpid(?:\(s\))?[ :=]*([\d, ]+)", re.IGNORECASE)
+_PIDS = 100  # looked up in the kernel's log, at most
+_UNSURE = {"killed-unexplained", "exited-unexpectedly"}
+_ROOM = 4 << 30  # bytes of /dev/shm that are hardly ever used up
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was found in a text, the likeliest first; nothing if nothing is known."""
+
+    verdicts: tuple[Verdict, ...]
+    lines: int
+    messages: int  # how many wordings were looked for
+
+
+def normal(text: str) -> str:
+    """The text without colours, progress bars' returns and launchers' prefixes."""
+    text = _ANSI.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _PREFIX.sub("", text)
+
+
+def explain(text: str, scene: Scene | None = None) -> Explanation:
+    """The verdicts on a text; `scene` is the machine where it happened, if this is it."""
+    text = normal(text)
+    verdicts = tuple(_verdict(finding, text, scene) for finding in find(text))
+    return Explanation(
+        verdicts,
+        text.count("\n") + bool(text) - text.endswith("\n"),
+        sum(len(cause.signs) for cause in CATALOGUE.values()),
+    )
+
+
+def _verdict(finding: Finding, text: str, scene: Scene | None) -> Verdict:
+    pids = _pids(text)
+    machine = None if scene is None else scene.machine
+    verdict = judge(Evidence(findings=(finding,), pid=pids[0] if pids else None), machine)
+    if scene is None:
+        return verdict
+    if finding.slug in _UNSURE:
+        return _ask_kernel(verdict, pids, scene)
+    if finding.slug == "shm-exhausted" and finding.confidence != "high":
+        return _ask_shm(verdict, scene)
+    return verdict
+
+
+def _ask_kernel(verdict: Verdict, pids: list[int], scene: Scene) -> Verdict:
+    lines = () if scene.kernel is None else scene.kernel.lines
+    known = verdict.cause == "killed-unexplained"  # that it was SIGKILL
+    for pid in pids:
+        for line in reversed(kernel_log.about(pid, lines)):
+            why = f"this machine's kernel log says: {line}"
+            if re.search(r"[Kk]ill(ed)? process|oom-kill", line):
+                return _instead(verdict, scene, "oom-killed", "high" if known else "medium", why)
+            if not known:  # pids come again; this may be an older process of that number
+                return _instead(verdict, scene, "native-segv", "medium", why)
+    if scene.kernel is not None and pids:
+        also = f"this machine's kernel log ({scene.kernel.source}) has no line about pid {pids[0]}"
+        verdict = replace(verdict, because=(*verdict.because, also))
+    count = scene.group_kills or scene.machine_kills
+    if count:
+        where = "this control group" if scene.group_kills else "this machine"
+        also = (
+            f"the kernel has killed {count} for memory in {where} so far; whether this was one of "
+            "them it does not say"
+        )
+        return replace(verdict, because=(*verdict.because, also))
+    if scene.group_kills == 0 and scene.machine_kills == 0:
+        also = (
+            "this machine's kernel has killed nobody for memory since it started: if it happened "
+            "here, it was not memory"
+        )
+        return replace(verdict, because=(*verdict.because, also))
+    return verdict
+
+
+def _ask_shm(verdict: Verdict, scene: Scene) -> Verdict:
+    shm = scene.machine.shm
+    if shm is None:
+        return verdict
+    size = f"/dev/shm here has {in_words(shm.free)} free of {in_words(shm.total)}"
+    if shm.free >= _ROOM:
+        doubt = (
+            size + ": if it happened on this machine, a mapped file is likelier than shared memory"
+        )
+        return replace(
+            verdict,
+            confidence="low",
+            because=(*verdict.because, doubt),
+            perhaps=("sigbus-not-shm",),
+        )
+    return replace(verdict, because=(*verdict.because, size))
+
+
+def _instead(
+    verdict: Verdict, scene: Scene, slug: str, confidence: Confidence, why: str
+) -> Verdict:
+    because = (*verdict.because, why)
+    return Verdict(slug, confidence, verdict.sample, because, remedies_for(slug, scene.machine))
+
+
+def _pids(text: str) -> list[int]:
+    found: dict[int, None] = {}
+    for match in _PID.finditer(text):
+        for word in re.findall(r"\d+", match[1]):
+            found[int(word)] = None
+            if len(found) >= _PIDS:
+                return list(found)
+    return list(found)

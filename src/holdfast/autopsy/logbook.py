@@ -1,0 +1,234 @@
+"""A folder that fills while training runs, and can be read whatever happened to the run.
+
+Each record is one line of JSON, appended with one write; a kill at any moment costs at most the
+line being written. Whoever appends next starts on a new line, and readers pass over what is torn.
+Files are opened for each record: incidents are rare, memory is noted every few seconds, and so
+there is no state that a fork could share or a kill could lose.
+
+A file that has grown to its limit becomes ``name.1.jsonl`` and a new one begins: the last stretch
+is always there, in bounded room. Each rank of a distributed run has a folder of its own (the first
+the folder itself), so no two machines write one file. Several loaders of one process may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from holdfast.autopsy.machine import Machine
+
+__all__ = ["KINDS", "Logbook", "Story", "rank_of", "read"]
+
+log = logging.getLogger("holdfast")
+
+KINDS = ("incidents", "bad_samples", "memory")
+LIMIT = 8 << 20  # bytes of one file before it is put aside
+_LONGEST = 256 << 10  # bytes of one record
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def rank_of(environment: Mapping[str, str] | None = None) -> int:
+    """Which rank of a distributed run this process is; 0 for a run of its own."""
+    given = os.environ if environment is None else environment
+    for name in _RANKS:
+        value = given.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0
+
+
+class Logbook:
+    """The writer's side."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, rank: int | None = None, limit: int = LIMIT
+    ) -> None:
+        self.rank = rank_of() if rank is None else rank
+        self.given = os.fspath(folder)
+        top = Path(folder)
+        self.folder = top / f"rank-{self.rank}" if self.rank else top
+        self.limit = limit
+        self.failed = False  # a record could not be written, which was said
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Note which run this is: versions, options, machine; an earlier run's note goes."""
+        record = {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "rank": self.rank,
+            "command": sys.argv,
+            "versions": _versions(),
+            "options": {name: _plain(value) for name, value in options.items()},
+            "machine": _plain(Machine.look().to_json()),
+        }
+        with self._surviving():
+            fresh = self.folder / f".run.json.{os.getpid()}"
+            fresh.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            fresh.replace(self.folder / "run.json")
+
+    def incident(self, record: Mapping[str, Any]) -> None:
+        self._append("incidents", record)
+
+    def bad_sample(self, record: Mapping[str, Any]) -> None:
+        self._append("bad_samples", record)
+
+    def memory(self, record: Mapping[str, Any]) -> None:
+        self._append("memory", record)
+
+    def _append(self, kind: str, record: Mapping[str, Any]) -> None:
+        whole = {"time": time.time(), "rank": self.rank, "trainer": os.getpid()}
+        whole |= {name: _plain(value) for name, value in record.items()}
+        line = json.dumps(whole)
+        if len(line) > _LONGEST:  # a stack without end: keep what tells the story
+            line = json.dumps({name: _short(value) for name, value in whole.items()})
+        path = self.folder / f"{kind}.jsonl"
+        with self._surviving(), _alone(self.folder):
+            if _size(path) + len(line) >= self.limit and path.exists():
+                path.replace(self.folder / f"{kind}.1.jsonl")
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                torn = _is_torn(fd)
+                os.write(fd, (b"\n" if torn else b"") + line.encode() + b"\n")
+            finally:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """A full disk must not end a run that would go on without a logbook; but say so, once."""
+        try:
+            yield
+        except OSError as error:
+            if not self.failed:
+                log.warning(
+                    "the logbook %s cannot be written (%s); the run goes on", self.folder, error
+                )
+            self.failed = True
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While files are put aside nobody else may append. The kernel drops the lock of the dead."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: one writer is the rule
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _is_torn(fd: int) -> bool:
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it; what it does not know, as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(one) for one in value]
+    return repr(value)[:1000]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= 4000 else value[:2000] + " … " + value[-2000:]
+    if isinstance(value, (dict, list)) and len(json.dumps(value)) > 8000:
+        return json.dumps(value)[:8000]
+    return value
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in ("holdfast", "torch", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a logbook says, over all ranks, oldest first."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    bad_samples: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    damaged: int = 0  # lines that could not be read
+
+    @property
+    def empty(self) -> bool:
+        return not (self.runs or self.incidents or self.bad_samples or self.memory)
+
+
+def read(folder: str | os.PathLike[str]) -> Story:
+    """Read a logbook, also one that is being written or whose writers were killed."""
+    top = Path(folder)
+    if not top.is_dir():
+        raise NotADirectoryError(f"{top} is not a folder, so it is no logbook")
+    runs: list[dict[str, Any]] = []
+    records: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    damaged = 0
+    for place in [top, *sorted(path for path in top.glob("rank-*") if path.is_dir())]:
+        run = place / "run.json"
+        if run.exists():
+            try:
+                runs.append(json.loads(run.read_text(encoding="utf-8")))
+            except ValueError:
+                damaged += 1
+        for kind in KINDS:
+            for name in (f"{kind}.1.jsonl", f"{kind}.jsonl"):
+                found, bad = _lines(place / name)
+                records[kind] += found
+                damaged += bad
+    for found in records.values():
+        found.sort(key=lambda record: float(record.get("time") or 0))
+    return Story(runs, damaged=damaged, **records)
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    found, damaged = [], 0
+    for line in content.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            damaged += 1
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+        else:
+            damaged += 1
+    return found, damaged

@@ -1,0 +1,147 @@
+"""The machine we are on, as remedies name it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, process
+
+__all__ = ["PLACEHOLDERS", "Machine", "in_words"]
+
+PLACEHOLDERS: dict[str, str] = {
+    "cgroup_path": "/sys/fs/cgroup/YOUR_GROUP",
+    "cpus": "CPUS",
+    "fewer_workers": "FEWER",
+    "max_map_count": "65530",
+    "memory_available": "what `free -h` shows",
+    "memory_limit": "what your limit is",
+    "memory_total": "what `free -h` shows",
+    "memory_wanted": "MORE",
+    "nofile_hard": "$(ulimit -Hn)",
+    "nofile_soft": "what `ulimit -n` shows",
+    "nproc_hard": "$(ulimit -Hu)",
+    "nproc_soft": "what `ulimit -u` shows",
+    "overcommit": "0, 1 or 2",
+    "pid": "PID",
+    "pids_max": "what pids.max says",
+    "sample": "INDEX",
+    "shm_free": "what `df` shows",
+    "shm_total": "what `df` shows",
+    "shm_wanted": "8",
+    "swap_total": "what `free -h` shows",
+}
+"""Every name a remedy may use, as the docs show it."""
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What matters of it for data loading. None is unknown or unlimited."""
+
+    place: str = ""  # docker, kubernetes, slurm, or nothing of the kind
+    cpus: int | None = None
+    memory: process.Meminfo | None = None
+    memory_limit: int | None = None
+    cgroup_path: str | None = None
+    oom_group: bool | None = None
+    shm: filesystem.Fill | None = None
+    limits: process.Limits | None = None
+    pids_max: int | None = None
+    max_map_count: int | None = None
+    overcommit: int | None = None
+    kernel: str = ""
+    python: str = ""
+
+    @classmethod
+    def look(cls, roots: Roots = HERE, environment: Mapping[str, str] | None = None) -> Machine:
+        confined = cgroup.confinement("self", roots)
+        return cls(
+            place=_place(os.environ if environment is None else environment, roots),
+            cpus=_cpus(confined.cpus),
+            memory=process.meminfo(roots),
+            memory_limit=confined.memory_limit,
+            cgroup_path=confined.path,
+            oom_group=confined.oom_group,
+            shm=filesystem.fill(roots.shm),
+            limits=process.limits("self", roots),
+            pids_max=confined.pids_max,
+            max_map_count=process.setting("vm/max_map_count", roots),
+            overcommit=process.setting("vm/overcommit_memory", roots),
+            kernel=platform.release(),
+            python=platform.python_version(),
+        )
+
+    def facts(self, *, workers: int | None = None, **more: object) -> dict[str, str]:
+        """The values for a remedy's names; what is unknown stays a placeholder."""
+        known: dict[str, object] = {"cpus": self.cpus, "cgroup_path": self.cgroup_path}
+        known["max_map_count"], known["overcommit"] = self.max_map_count, self.overcommit
+        if self.memory is not None:
+            known["memory_total"] = in_words(self.memory.total)
+            known["memory_available"] = in_words(self.memory.available)
+            known["swap_total"] = in_words(self.memory.swap_total)
+            limit = min(self.memory_limit or self.memory.total, self.memory.total)
+            known["memory_wanted"] = _more(limit)
+        if self.memory_limit is not None:
+            known["memory_limit"] = in_words(self.memory_limit)
+        elif self.cgroup_path is not None:
+            known["memory_limit"] = "none"
+        if self.shm is not None:
+            known["shm_total"], known["shm_free"] = (
+                in_words(self.shm.total),
+                in_words(self.shm.free),
+            )
+            known["shm_wanted"] = max(8, _more(self.shm.total))
+        if self.limits is not None:
+            for name, pair in (("nofile", self.limits.files), ("nproc", self.limits.processes)):
+                for kind, value in zip(("soft", "hard"), pair, strict=True):
+                    known[f"{name}_{kind}"] = "unlimited" if value is None else value
+        known["pids_max"] = self.pids_max
+        if workers is not None:
+            known["fewer_workers"] = max(1, workers // 2)
+        elif self.cpus is not None:
+            known["fewer_workers"] = max(1, self.cpus // 2)
+        given = {**known, **more}
+        return PLACEHOLDERS | {
+            name: str(value) for name, value in given.items() if value is not None
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def in_words(count: int) -> str:
+    """Bytes as a person says them: "64 MiB"."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _more(limit: int) -> int:
+    """Half as much again, in whole GiB."""
+    return max(1, -(-limit * 3 // (2 * _GIB)))
+
+
+def _cpus(quota: float | None) -> int | None:
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, int(quota))) if quota else allowed
+
+
+def _place(environment: Mapping[str, str], roots: Roots) -> str:
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return "kubernetes"
+    if "SLURM_JOB_ID" in environment:
+        return "slurm"
+    if (roots.proc / "self" / "root" / ".dockerenv").exists():
+        return "docker"
+    return ""

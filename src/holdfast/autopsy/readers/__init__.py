@@ -1,0 +1,41 @@
+"""Readers of what the system says: each takes its root as an argument and never fails.
+
+What cannot be read is ``None``: in a container, without rights, in a namespace without ``/sys``
+there is less evidence, and the verdict is less sure. That is an answer, not an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["HERE", "Roots", "number", "text"]
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the system's files are; tests make up their own."""
+
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    kmsg: Path = Path("/dev/kmsg")
+    shm: Path = Path("/dev/shm")
+
+
+HERE = Roots()
+
+
+def text(path: Path) -> str | None:
+    """The content of a small file, if it is there and may be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def number(path: Path) -> int | None:
+    """The one number in a file; None also for "max" and the like."""
+    try:
+        return int((text(path) or "").strip())
+    except ValueError:
+        return None

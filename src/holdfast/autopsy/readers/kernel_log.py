@@ -1,0 +1,97 @@
+"""What the kernel wrote about a process.
+
+Mostly unreadable without rights (``dmesg_restrict``), and incomplete when it was busy: a line
+proves, its absence proves little.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.autopsy.readers import HERE, Roots
+
+__all__ = ["KernelLog", "about", "read"]
+
+_RECORDS = 20_000  # of /dev/kmsg, at most
+_RING = 8192  # bytes of one record
+_LATER = 5.0  # seconds a command may take
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """Lines of the kernel's log, and from where."""
+
+    source: str
+    lines: tuple[str, ...]
+
+
+def read(roots: Roots = HERE, *, commands: bool = False) -> KernelLog | None:
+    """The kernel's log, if we may see it. With `commands` also through dmesg and journalctl."""
+    lines = _kmsg(roots)
+    if lines is not None:
+        return KernelLog(str(roots.kmsg), tuple(lines))
+    if commands:
+        for command in (["dmesg"], ["journalctl", "-k", "-q", "-b", "--no-pager", "-n", "5000"]):
+            output = _run(command)
+            if output:
+                return KernelLog(command[0], tuple(output.splitlines()))
+    return None
+
+
+def about(pid: int, lines: Iterable[str]) -> tuple[str, ...]:
+    """The lines that name a process as killed for memory or crashed."""
+    wanted = (
+        re.compile(rf"[Kk]ill(ed)? process {pid} \("),
+        re.compile(rf"oom-kill:.*\bpid={pid}\b"),
+        re.compile(rf"\S+\[{pid}\]:? (segfault|general protection|trap )"),
+        re.compile(rf"INFO: task \S+:{pid} blocked for more than"),
+    )
+    return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted))
+
+
+def _kmsg(roots: Roots) -> list[str] | None:
+    try:
+        fd = os.open(roots.kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    found: list[str] = []
+    try:
+        for _ in range(_RECORDS):
+            try:
+                record = os.read(fd, _RING)
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # overwritten while we read; go on with the next
+                    continue
+                break
+            if not record:
+                break
+            found += [_message(line) for line in record.decode(errors="replace").splitlines()]
+    finally:
+        os.close(fd)
+    return found
+
+
+def _message(record: str) -> str:
+    """The words of a record "6,1234,5678,-;words"."""
+    head, separator, words = record.partition(";")
+    return words if separator and re.match(r"\d+,\d+,\d+", head) else record
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LATER,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

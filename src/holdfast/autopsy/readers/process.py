@@ -1,0 +1,172 @@
+"""What /proc says of one process, and of the machine.
+
+A zombie has no memory and no descriptors, and one that is reaped has nothing at all: what is to be
+known of a worker's size must be read while it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.autopsy.readers import HERE, Roots, number, text
+
+__all__ = [
+    "Activity",
+    "Limits",
+    "Meminfo",
+    "Size",
+    "activity",
+    "descriptors",
+    "is_dead",
+    "limits",
+    "machine_kills",
+    "meminfo",
+    "pending_signals",
+    "setting",
+    "size",
+    "threads",
+]
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process was doing at one moment."""
+
+    state: str  # R, S, D, T, t, Z … as ps shows it
+    wchan: str | None  # the kernel function it sleeps in
+    ticks: int  # CPU time used so far, in clock ticks
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of a process's memory; what it shares is counted in full."""
+
+    resident: int
+    shared: int
+
+    @property
+    def private(self) -> int:
+        return max(0, self.resident - self.shared)
+
+
+@dataclass(frozen=True)
+class Meminfo:
+    """The machine's memory, in bytes."""
+
+    total: int
+    available: int
+    swap_total: int
+    swap_free: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Soft and hard limits of a process; None is unlimited."""
+
+    files: tuple[int | None, int | None]
+    processes: tuple[int | None, int | None]
+
+
+def activity(pid: int | str, roots: Roots = HERE) -> Activity | None:
+    fields = _stat(pid, roots)
+    if fields is None:
+        return None
+    wchan = (text(roots.proc / str(pid) / "wchan") or "").strip()
+    return Activity(
+        fields[0], wchan if wchan not in ("", "0") else None, int(fields[11]) + int(fields[12])
+    )
+
+
+def is_dead(pid: int | str, roots: Roots = HERE) -> bool | None:
+    """Whether it is a zombie or gone; None where /proc cannot tell."""
+    fields = _stat(pid, roots)
+    if fields is not None:
+        return fields[0] in "ZX"
+    return True if (roots.proc / "self").exists() else None
+
+
+def size(pid: int | str, roots: Roots = HERE) -> Size | None:
+    fields = (text(roots.proc / str(pid) / "statm") or "").split()
+    if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]) or fields[0] == "0":
+        return None
+    return Size(int(fields[1]) * _PAGE, int(fields[2]) * _PAGE)
+
+
+def meminfo(roots: Roots = HERE) -> Meminfo | None:
+    fields = dict(
+        re.findall(r"^(\w+):\s+(\d+) kB", text(roots.proc / "meminfo") or "", re.MULTILINE)
+    )
+    try:
+        return Meminfo(
+            *(
+                int(fields[name]) << 10
+                for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+            )
+        )
+    except KeyError:
+        return None
+
+
+def machine_kills(roots: Roots = HERE) -> int | None:
+    """How many processes the kernel has killed for memory since it started, in all groups."""
+    match = re.search(r"^oom_kill (\d+)$", text(roots.proc / "vmstat") or "", re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def descriptors(pid: int | str, roots: Roots = HERE) -> int | None:
+    """How many file descriptors a process has open."""
+    try:
+        return len(os.listdir(roots.proc / str(pid) / "fd"))
+    except OSError:
+        return None
+
+
+def threads(pid: int | str, roots: Roots = HERE) -> int | None:
+    match = re.search(r"^Threads:\s+(\d+)$", _status(pid, roots), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def pending_signals(pid: int | str, roots: Roots = HERE) -> frozenset[int]:
+    """Signals that wait to be delivered to a process."""
+    found: set[int] = set()
+    for mask in re.findall(
+        r"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)$", _status(pid, roots), re.MULTILINE
+    ):
+        bits = int(mask, 16)
+        found |= {bit + 1 for bit in range(64) if bits >> bit & 1}
+    return frozenset(found)
+
+
+def limits(pid: int | str, roots: Roots = HERE) -> Limits | None:
+    written = text(roots.proc / str(pid) / "limits")
+    if written is None:
+        return None
+
+    def row(name: str) -> tuple[int | None, int | None]:
+        match = re.search(rf"^{name}\s+(\S+)\s+(\S+)", written, re.MULTILINE)
+        values = match.groups() if match else ("", "")
+        return tuple(int(value) if value.isdigit() else None for value in values)  # type: ignore[return-value]
+
+    return Limits(row("Max open files"), row("Max processes"))
+
+
+def setting(name: str, roots: Roots = HERE) -> int | None:
+    """A number under /proc/sys."""
+    return number(roots.proc / "sys" / Path(name))
+
+
+def _stat(pid: int | str, roots: Roots) -> list[str] | None:
+    written = text(roots.proc / str(pid) / "stat")
+    if written is None or ")" not in written:
+        return None
+    fields = written.rpartition(")")[2].split()  # its name may hold anything, parentheses too
+    return fields if len(fields) > 12 else None
+
+
+def _status(pid: int | str, roots: Roots) -> str:
+    return text(roots.proc / str(pid) / "status") or ""

@@ -1,0 +1,521 @@
+"""From evidence to a cause, and how sure we may be.
+
+A pure function: no file, no clock, no process. The rules are those of a careful post-mortem, in
+this order: did we do it ourselves; did it ever start; which signal or status; which counters
+moved; what was said. Two errors are worse than "unknown" here: to say "out of memory" without a
+counter, and to be sure and wrong. So whatever has an innocent explanation left is at most
+"medium", and says which.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN, Finding, find
+from holdfast.autopsy.cause import Confidence, Remedy
+from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.machine import Machine, in_words
+
+__all__ = ["Verdict", "judge", "remedies_for"]
+
+_SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
+_STORAGE = re.compile(
+    r"nfs|rpc_|fuse|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
+    r"blk_|jbd2|xfs_|ext4_|btrfs|submit_bio|wait_on_buffer|netfs"
+)
+_FROZEN = re.compile(r"refrigerator|freezer|do_freezer_trap")
+_LOCK = re.compile(r"futex")
+_MAPPED = re.compile(r"memmap|lmdb|mmap|safetensors|pyarrow|hdf5|h5py", re.IGNORECASE)
+_FORK_UNSAFE = re.compile(
+    r"/(cv2|fsspec|logging|librosa|numba|sklearn|gomp|mkl|tensorflow|grpc)\b|"
+    r'File "[^"]*/(cv2|fsspec|logging|librosa)/',
+)
+_CRASHES = {"SIGSEGV": "native-segv", "SIGFPE": "native-segv", "SIGILL": "illegal-instruction"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cause, how sure we are of it, and why."""
+
+    cause: str
+    confidence: Confidence
+    sample: Any = None
+    because: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    perhaps: tuple[str, ...] = ()
+    """What else it may be."""
+
+    @property
+    def title(self) -> str:
+        if self.cause == UNKNOWN:
+            return "ended for a reason that cannot be told"
+        return CATALOGUE[self.cause].title
+
+
+def judge(
+    evidence: Evidence, machine: Machine | None = None, workers: int | None = None
+) -> Verdict:
+    """The verdict on one death, stall or failed start."""
+    draft = next(found for rule in _RULES if (found := rule(evidence)) is not None)
+    because = draft.because + tuple(_asides(evidence, draft))
+    facts: dict[str, object] = {"pid": evidence.pid, "sample": _shown(evidence.sample)}
+    return Verdict(
+        draft.cause,
+        draft.confidence,
+        evidence.sample,
+        because,
+        remedies_for(draft.cause, machine, workers=workers, **facts),
+        draft.perhaps,
+    )
+
+
+def remedies_for(
+    slug: str, machine: Machine | None, *, workers: int | None = None, **facts: object
+) -> tuple[Remedy, ...]:
+    """A cause's remedies with this machine's figures, without those for other places."""
+    if slug == UNKNOWN:
+        return ()
+    known = (machine or Machine()).facts(workers=workers, **facts)
+    return tuple(
+        remedy.filled(known)
+        for remedy in CATALOGUE[slug].remedies
+        if machine is None or remedy.place in ("", machine.place)
+    )
+
+
+def _verdict(
+    cause: str, confidence: Confidence, *because: str, perhaps: tuple[str, ...] = ()
+) -> Verdict:
+    return Verdict(cause, confidence, None, because, (), perhaps)
+
+
+# -- the rules, in order -------------------------------------------------------------------
+
+
+def _not_born(e: Evidence) -> Verdict | None:
+    if e.born:
+        return None
+    said = f"fork() failed: {os.strerror(e.errno or 0)} (errno {e.errno})"
+    if e.errno == errno.ENOMEM:
+        return _verdict("fork-enomem", "high", said)
+    if e.errno == errno.EAGAIN:
+        return _verdict("task-limit", "high", said, *_tasks(e))
+    return _verdict(UNKNOWN, "low", said)
+
+
+def _stall(e: Evidence) -> Verdict | None:
+    """We killed it for lack of progress: what it was doing before says why."""
+    if not e.stalled:
+        return None
+    seen = e.activity
+    if seen is None:
+        said = "it made no progress; what it was doing could not be read"
+        return _verdict(
+            "silent-stall",
+            "low" if not e.stack else "medium",
+            said,
+            perhaps=("stopped", "storage-stall", "endless-loop"),
+        )
+    where = f", asleep in {seen.wchan}" if seen.wchan else ""
+    said = f"before it was killed it was in state {seen.state}{where}"
+    if seen.wchan and _FROZEN.search(seen.wchan):
+        return _verdict("stopped", "high", said, "that is the kernel's freezer")
+    if seen.state in "Tt":
+        return _verdict("stopped", "high", said, "state T is a stopped process")
+    if seen.state == "D":
+        storage = seen.wchan is not None and _STORAGE.search(seen.wchan)
+        return _verdict(
+            "storage-stall",
+            "high" if storage else "medium",
+            said,
+            "state D waits inside the kernel, as a rule for a disk or a server",
+            perhaps=() if storage else ("stopped",),
+        )
+    if seen.wchan and _STORAGE.search(seen.wchan):
+        return _verdict("storage-stall", "medium", said, perhaps=("silent-stall",))
+    if e.busy or (seen.state == "R" and e.busy is not False):
+        return _verdict(
+            "endless-loop",
+            "medium" if seen.state == "R" or e.busy else "low",
+            said,
+            "it used CPU time all the while",
+            perhaps=("silent-stall",),
+        )
+    if seen.state == "R":
+        return _verdict(
+            "endless-loop", "low", said, "but used little CPU time", perhaps=("silent-stall",)
+        )
+    said_too = "it used no CPU time" if e.busy is False else ""
+    reasons = tuple(filter(None, (said, said_too)))
+    if seen.wchan and _LOCK.search(seen.wchan):
+        return _lock(e, reasons)
+    return _verdict(
+        "silent-stall", "high" if e.busy is False and seen.wchan else "medium", *reasons
+    )
+
+
+def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
+    """It waits for a lock: after a fork from a process with threads that has a likely reason."""
+    forked = e.start_method == "fork" and (e.threads_at_fork or 1) > 1
+    if re.search(r"fsspec[/.]asyn", e.stack):
+        return _verdict(
+            "async-storage-after-fork",
+            "medium",
+            *reasons,
+            "its stack is in fsspec's event loop",
+            perhaps=("silent-stall",),
+        )
+    if forked and _FORK_UNSAFE.search(e.stack):
+        return _verdict(
+            "fork-lock-deadlock",
+            "medium",
+            *reasons,
+            f"it was forked from a process with {e.threads_at_fork} threads, and its stack is in a "
+            "library that keeps locks of its own",
+            perhaps=("silent-stall", "openmp-after-use"),
+        )
+    perhaps = ("fork-lock-deadlock",) if forked else ()
+    return _verdict(
+        "silent-stall", "medium", *reasons, "that is a lock somebody else holds", perhaps=perhaps
+    )
+
+
+def _start(e: Evidence) -> Verdict | None:
+    """It never became ready, and said why."""
+    if e.ready is not False or e.signal is not None or not e.findings:
+        return None
+    best = e.findings[0]
+    return _said(best, f"it ended with status {e.exitcode} before it was ready")
+
+
+def _sigkill(e: Evidence) -> Verdict | None:
+    if e.signal != "SIGKILL" or e.sent_by_us:
+        return None
+    return _named_by_kernel(e) or _counted(e) or _not_counted(e)
+
+
+def _named_by_kernel(e: Evidence) -> Verdict | None:
+    named = [line for line in e.kernel_lines if re.search(r"[Kk]ill(ed)? process|oom-kill", line)]
+    if not named:
+        return None
+    return _oom(e, "high", f"the kernel's log says: {named[-1]}")
+
+
+def _counted(e: Evidence) -> Verdict | None:
+    kills = e.kills
+    if not kills.group and not kills.machine:
+        return None
+    count = kills.group or kills.machine or 0
+    others = [pid for pid in e.kernel_victims if pid != e.pid]
+    if e.kernel_readable and len(others) >= count:
+        return _verdict(
+            "killed-unexplained",
+            "low",
+            f"the kernel killed {count} for memory, but its log names pid {others[-1]}, not this",
+            perhaps=("killed-from-outside", "oom-killed"),
+        )
+    if kills.group:
+        said = f"oom_kill in {kills.group_path} went up by {kills.group}"
+        if kills.group >= kills.deaths:
+            return _oom(e, "high", said)
+        return _oom(
+            e,
+            "low",
+            said,
+            f"but {kills.deaths} workers died in that time, so it may be another's",
+            perhaps=("killed-from-outside",),
+        )
+    said = f"oom_kill in /proc/vmstat went up by {kills.machine}, which counts the whole machine"
+    if kills.group == 0:
+        return _verdict(
+            "killed-unexplained",
+            "low",
+            said,
+            "in this worker's control group it did not move",
+            perhaps=("oom-killed", "killed-from-outside"),
+        )
+    enough = (kills.machine or 0) >= kills.deaths
+    return _oom(e, "medium" if enough else "low", said, perhaps=("killed-from-outside",))
+
+
+def _not_counted(e: Evidence) -> Verdict:
+    kills = e.kills
+    if kills.group is None and kills.machine is None:
+        return _verdict(
+            "killed-unexplained",
+            "medium" if not e.findings else "low",
+            "SIGKILL that holdfast did not send; no counter and no kernel log could be read",
+            perhaps=("oom-killed", "killed-from-outside"),
+        )
+    said = [
+        "SIGKILL that holdfast did not send",
+        "no oom_kill counter moved: "
+        + " and ".join(
+            name
+            for name, known in (("control groups", kills.group), ("/proc/vmstat", kills.machine))
+            if known is not None
+        ),
+    ]
+    both = kills.group is not None and kills.machine is not None
+    confidence: Confidence = "high" if both else "medium"
+    return _verdict("killed-from-outside", confidence, *said)
+
+
+def _oom(
+    e: Evidence, confidence: Confidence, *because: str, perhaps: tuple[str, ...] = ()
+) -> Verdict:
+    said = [*because, *_memory(e)]
+    if e.oom_group:
+        said.append("memory.oom.group is set: next time the whole container may go at once")
+    return _verdict("oom-killed", confidence, *said, perhaps=perhaps)
+
+
+def _bus(e: Evidence) -> Verdict | None:
+    if e.signal != "SIGBUS":
+        return None
+    shm = e.shm
+    mapped = next((line.strip() for line in e.stack.splitlines() if _MAPPED.search(line)), "")
+    if shm is None:
+        likely, other = ("sigbus-not-shm", "shm-exhausted")[:: 1 if mapped else -1]
+        return _verdict(likely, "low", "SIGBUS; /dev/shm could not be looked at", perhaps=(other,))
+    said = f"/dev/shm has {in_words(shm.free)} free of {in_words(shm.total)}"
+    if shm.nearly_full:
+        return _verdict(
+            "shm-exhausted",
+            "high" if not mapped else "medium",
+            "SIGBUS",
+            said,
+            perhaps=("sigbus-not-shm",) if mapped else (),
+        )
+    if shm.total <= _SMALL_SHM and not mapped:
+        return _verdict(
+            "shm-exhausted",
+            "low",
+            "SIGBUS",
+            said + ", and what the worker had there went with it",
+            perhaps=("sigbus-not-shm",),
+        )
+    reasons = ["SIGBUS", said + ": that is not it"]
+    if mapped:
+        reasons.append(f"its stack is in {mapped}")
+    return _verdict(
+        "sigbus-not-shm",
+        "high" if mapped else "medium",
+        *reasons,
+        perhaps=() if mapped else ("shm-exhausted",),
+    )
+
+
+def _abort(e: Evidence) -> Verdict | None:
+    if e.signal != "SIGABRT" or e.sent_by_us:
+        return None
+    said = "SIGABRT that holdfast did not send"
+    if e.stderr is None:
+        silent = "its words on standard error could not be read back: look at them there"
+        return _verdict("abort", "medium", said, silent, perhaps=("allocation-failed",))
+    for finding in find(e.stderr):
+        if finding.slug in ("allocation-failed", "file-system-strategy", "shm-exhausted"):
+            return _verdict(
+                finding.slug,
+                "medium",
+                said,
+                f"standard error says: {finding.text}",
+                perhaps=("abort",),
+            )
+        if finding.slug == "abort":
+            return _verdict("abort", "high", said, f"standard error says: {finding.text}")
+    return _verdict("abort", "high", said)
+
+
+def _crash(e: Evidence) -> Verdict | None:
+    slug = _CRASHES.get(e.signal or "")
+    if slug is None:
+        return None
+    said = [f"it died of {e.signal}"]
+    said += [f"the kernel's log says: {line}" for line in e.kernel_lines[-1:]]
+    if e.signal == "SIGSEGV":
+        frame, count = _repeated(e.stack)
+        if count >= _RECURSION:
+            return _verdict(
+                "stack-overflow",
+                "medium",
+                *said,
+                f"one frame stands {count} times in its stack: {frame}",
+                perhaps=("native-segv",),
+            )
+        if not e.stack:
+            return _verdict(
+                "native-segv",
+                "medium",
+                *said,
+                "it left no stack, as when the stack of a thread ran over",
+                perhaps=("stack-overflow",),
+            )
+    top = next((line.strip() for line in e.stack.splitlines() if line.startswith("  File")), "")
+    if top:
+        said.append(f"its stack ends in {top}")
+    return _verdict(slug, "high", *said)
+
+
+_RECURSION = 20
+
+
+def _repeated(stack: str) -> tuple[str, int]:
+    frames = [line.strip() for line in stack.splitlines() if line.startswith("  File")]
+    best = max(frames, key=frames.count, default="")
+    return best, frames.count(best)
+
+
+def _limit(e: Evidence) -> Verdict | None:
+    if e.signal == "SIGXCPU":
+        return _verdict(
+            "cpu-limit", "high", "SIGXCPU: the kernel sends it when CPU time is used up"
+        )
+    return None
+
+
+def _told(e: Evidence) -> Verdict | None:
+    if e.signal not in ("SIGTERM", "SIGHUP", "SIGINT"):
+        return None
+    said = f"it ended by {e.signal}"
+    if e.group_signal is not None:
+        return _verdict(
+            "ctrl-c-flood" if e.group_signal == "SIGINT" else "group-sigterm",
+            "high",
+            said,
+            f"the trainer got {e.group_signal} too",
+        )
+    if e.signal == "SIGINT":
+        return _verdict("ctrl-c-flood", "medium", said, perhaps=("killed-from-outside",))
+    return _verdict("group-sigterm", "medium", said, perhaps=("killed-from-outside",))
+
+
+def _other_signal(e: Evidence) -> Verdict | None:
+    if e.signal is None:
+        return None
+    if e.sent_by_us:
+        return _verdict(
+            "killed-from-outside",
+            "high",
+            f"{e.signal} was sent because the program asked for it: terminate() or kill() on the "
+            "loader's process handle",
+        )
+    if e.signal == "SIGTRAP":
+        return _verdict("macos-trap", "low", "it died of SIGTRAP", perhaps=("native-segv",))
+    return _verdict("stray-signal", "high", f"it died of {e.signal}")
+
+
+def _exit(e: Evidence) -> Verdict | None:
+    if e.exitcode is None:
+        return None
+    said = f"it ended with status {e.exitcode} and without a word on its channel"
+    if e.group_signal == "SIGINT":
+        return _verdict("ctrl-c-flood", "medium", said, "the trainer got SIGINT")
+    if e.ready is False and e.exitcode == 1:
+        return _verdict(
+            "exited-by-itself",
+            "medium",
+            said,
+            "before it was ready",
+            perhaps=("spawn-bootstrap", "worker-import-error"),
+        )
+    return _verdict("exited-by-itself", "high", said)
+
+
+def _lost(e: Evidence) -> Verdict | None:
+    if not e.disappeared:
+        return None
+    return _verdict(
+        "killed-unexplained",
+        "low",
+        "the process that starts the workers was killed itself, and they went with it",
+        *(
+            [f"oom_kill went up by {e.kills.group or e.kills.machine}"]
+            if e.kills.group or e.kills.machine
+            else []
+        ),
+        perhaps=("oom-killed", "killed-from-outside"),
+    )
+
+
+def _only_said(e: Evidence) -> Verdict | None:
+    return _said(e.findings[0]) if e.findings else None
+
+
+def _nothing(e: Evidence) -> Verdict:
+    return _verdict(UNKNOWN, "low", "nothing that is known here fits")
+
+
+_RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
+    _not_born,
+    _stall,
+    _start,
+    _sigkill,
+    _bus,
+    _abort,
+    _crash,
+    _limit,
+    _told,
+    _other_signal,
+    _exit,
+    _lost,
+    _only_said,
+    _nothing,
+)
+
+
+# -- words ---------------------------------------------------------------------------------
+
+
+def _said(finding: Finding, *before: str) -> Verdict:
+    see = CATALOGUE[finding.slug].see if finding.confidence != "high" else ()
+    where = f"line {finding.line} says: " if finding.line else "it says: "
+    return _verdict(
+        finding.slug, finding.confidence, *before, where + finding.text[:200], perhaps=see
+    )
+
+
+def _memory(e: Evidence) -> list[str]:
+    said = []
+    if e.worker_bytes is not None:
+        said.append(f"the worker had {in_words(e.worker_bytes)} when it was last looked at")
+    last = e.memory[-1] if e.memory else None
+    if last is not None and last.limit is not None and last.usage is not None:
+        said.append(f"its control group used {in_words(last.usage)} of {in_words(last.limit)}")
+    if last is not None and last.available is not None:
+        said.append(f"the machine had {in_words(last.available)} available")
+    return said
+
+
+def _tasks(e: Evidence) -> list[str]:
+    if e.pids_max is None:
+        return []
+    return [f"its control group has {e.pids_current} of {e.pids_max} tasks"]
+
+
+def _asides(e: Evidence, verdict: Verdict) -> list[str]:
+    """What does not decide it but should be known."""
+    said = []
+    if (
+        e.descriptors is not None
+        and e.descriptor_limit
+        and e.descriptors > 0.9 * e.descriptor_limit
+    ):
+        said.append(
+            f"the trainer has {e.descriptors} of {e.descriptor_limit} file descriptors open"
+        )
+    if e.pids_refused:
+        said.append(f"its control group refused {e.pids_refused} new tasks")
+    if e.survived_sigkill:
+        said.append("even SIGKILL did not end it")
+    said += [f"before that, {note}" for note in e.thread_notes]
+    return said
+
+
+def _shown(sample: Any) -> str | None:
+    return None if sample is None else repr(sample)

@@ -1,0 +1,50 @@
+"""The ``holdfast`` command: a thin frame around verbs that are imported when they are used.
+
+So ``holdfast explain`` starts in a fraction of a second, also where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+__all__ = ["main"]
+
+VERBS = {
+    "explain": (
+        "holdfast.verbs.explain:explain",
+        "Say what a log, a traceback or a dmesg excerpt means and what to do.",
+    ),
+    "incidents": (
+        "holdfast.verbs.incidents:incidents",
+        "Tell what went wrong in a run, from its logbook.",
+    ),
+}
+"""Verb -> where it is, and what it does in one line."""
+
+
+class _Verbs(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module, _, attribute = VERBS[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, VERBS[name][1]) for name in sorted(VERBS)])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="holdfast", prog_name="holdfast")
+def main() -> None:
+    """Find out why data loading failed, and what to do now."""
+
+
+if __name__ == "__main__":
+    main()

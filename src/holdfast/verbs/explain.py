@@ -1,0 +1,193 @@
+"""``holdfast explain``: what a text means, or the catalogue as a manual."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from holdfast.autopsy import logbook
+from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
+from holdfast.autopsy.cause import Cause
+from holdfast.autopsy.explain import COLLECT, Explanation, normal
+from holdfast.autopsy.explain import explain as explain_text
+from holdfast.autopsy.machine import Machine
+from holdfast.autopsy.scene import Scene
+from holdfast.autopsy.verdict import remedies_for
+from holdfast.verbs import terminal
+from holdfast.verbs.incidents import tell
+
+__all__ = ["explain"]
+
+KNOWN, NOT_KNOWN = 0, 1
+_HEAD, _TAIL, _CHUNK = 1 << 18, 1 << 20, 1 << 16  # bytes kept of a log of any length
+
+
+@click.command()
+@click.argument("sources", nargs=-1, metavar="[FILE|FOLDER|CAUSE|-]...")
+@click.option("--list", "listing", is_flag=True, help="Show all causes.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option("--elsewhere", is_flag=True, help="It happened on another machine: ask nothing here.")
+@click.option("--tee", is_flag=True, help="Pass standard input on to standard output meanwhile.")
+def explain(
+    sources: tuple[str, ...], listing: bool, as_json: bool, elsewhere: bool, tee: bool
+) -> None:
+    """Say what went wrong, how sure that is and why, and what to do now.
+
+    Reads logs, tracebacks and dmesg excerpts from files or standard input
+    (python train.py 2>&1 | holdfast explain --tee), or a folder that a logbook was
+    kept in. The name of a cause shows its entry in the manual.
+
+    Exit status: 0 if a cause was found, 1 if none is known, 2 for wrong usage.
+    """
+    if listing:
+        _list(as_json)
+        return
+    named = [source for source in sources if _is_name(source)]
+    if named:
+        if len(named) != len(sources):
+            raise click.UsageError("give either causes or files, not both")
+        _manual([_lookup(name) for name in named], as_json, elsewhere)
+        return
+    folders = [source for source in sources if Path(source).is_dir()]
+    if folders:
+        _stories(folders)
+    text = "\n".join(_text(source, tee) for source in sources or ("-",))
+    found = explain_text(text, None if elsewhere else Scene.look())
+    _answer(found, normal(text), as_json)
+    sys.exit(KNOWN if found.verdicts else NOT_KNOWN)
+
+
+def _stories(folders: list[str]) -> None:
+    """Logbooks hold verdicts already: tell them."""
+    known = NOT_KNOWN
+    for folder in folders:
+        story = logbook.read(folder)
+        if story.empty:
+            raise click.UsageError(f"{folder} is a folder without a logbook in it")
+        tell(terminal.console(), story)
+        known = KNOWN if story.incidents or story.bad_samples else known
+    sys.exit(known)
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+def _is_name(source: str) -> bool:
+    """A cause, or what was meant as one: a bare word that is no file."""
+    if source == "-" or Path(source).exists():
+        return False
+    return source in CATALOGUE or not any(mark in source for mark in "./\\ ")
+
+
+def _lookup(name: str) -> Cause:
+    try:
+        return lookup(name)
+    except UnknownCause as error:
+        raise click.UsageError(f"{error}. There is no file of that name either.") from None
+
+
+def _text(source: str, tee: bool) -> str:
+    if source == "-":
+        stream = sys.stdin.buffer
+        if stream.isatty():
+            raise click.UsageError(
+                "nothing to explain: give a file, the name of a cause, or pipe a log in, as in "
+                "python train.py 2>&1 | holdfast explain --tee"
+            )
+        return _bounded(stream, sys.stdout.buffer if tee else None)
+    try:
+        with open(source, "rb") as file:
+            return _bounded(file, None)
+    except OSError as error:
+        raise click.UsageError(f"cannot read {source}: {error.strerror}") from None
+
+
+def _bounded(stream: Any, copy: IO[bytes] | None) -> str:
+    """The beginning and the end of a stream of any length."""
+    head = b""
+    tail: deque[bytes] = deque()
+    size = 0
+    while chunk := stream.read1(_CHUNK):
+        if copy is not None:
+            copy.write(chunk)
+            copy.flush()
+        if len(head) < _HEAD:
+            head += chunk
+            continue
+        tail.append(chunk)
+        size += len(chunk)
+        while size - len(tail[0]) > _TAIL:
+            size -= len(tail.popleft())
+    return (head + b"".join(tail)).decode(errors="replace")
+
+
+# -- answering -----------------------------------------------------------------------------
+
+
+def _answer(found: Explanation, text: str, as_json: bool) -> None:
+    if as_json:
+        answer: dict[str, Any] = {
+            "known": bool(found.verdicts),
+            "lines": found.lines,
+            "messages": found.messages,
+            "verdicts": [terminal.as_json(verdict) for verdict in found.verdicts],
+        }
+        if not found.verdicts:
+            answer["collect"] = terminal.remedies_as_json(COLLECT)
+        click.echo(json.dumps(answer, indent=2))
+        return
+    out = terminal.console()
+    if not found.verdicts:
+        what = "an empty text" if not text.strip() else f"these {found.lines} lines"
+        out.print(f"No failure of data loading that we know stands in {what}.")
+        out.print(
+            f"Looked for: {found.messages} messages of {len(CATALOGUE)} causes, of torch, Python, "
+            "glibc, the kernel, CUDA, Docker, Kubernetes and Slurm (holdfast explain --list)."
+        )
+        out.print("If something did go wrong, this would help to find it:")
+        terminal.show_remedies(out, COLLECT)
+        return
+    terminal.show_verdict(out, found.verdicts[0])
+    for verdict in found.verdicts[1:]:
+        out.print()
+        out.print(f"Also in this text: {verdict.cause} ({verdict.confidence}): {verdict.title}")
+        out.print(f"    {verdict.because[0]}" if verdict.because else "")
+
+
+def _manual(causes: list[Cause], as_json: bool, elsewhere: bool) -> None:
+    machine = None if elsewhere else Machine.look()
+    if as_json:
+        click.echo(json.dumps([_entry(cause, machine) for cause in causes], indent=2))
+        return
+    out = terminal.console()
+    for cause in causes:
+        terminal.show_cause(out, cause, remedies_for(cause.slug, machine))
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([_entry(cause, None) for cause in CATALOGUE.values()], indent=2))
+        return
+    width = max(map(len, CATALOGUE))
+    for name, group in GROUPS.items():
+        click.echo(f"{name}: a worker …")
+        for cause in group:
+            click.echo(f"  {cause.slug:{width}}  {cause.title}")
+
+
+def _entry(cause: Cause, machine: Machine | None) -> dict[str, Any]:
+    return {
+        "cause": cause.slug,
+        "title": cause.title,
+        "meaning": cause.meaning,
+        "evidence": cause.evidence,
+        "messages": [sign.pattern for sign in cause.signs],
+        "remedies": terminal.remedies_as_json(remedies_for(cause.slug, machine)),
+        "already": cause.already,
+        "see": list(cause.see),
+    }

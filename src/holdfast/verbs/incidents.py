@@ -1,0 +1,113 @@
+"""``holdfast incidents``: the story of a run, from its logbook."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.autopsy import logbook
+from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.machine import in_words
+from holdfast.verbs import terminal
+
+__all__ = ["incidents", "tell"]
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option("--stacks", is_flag=True, help="Show the stacks that workers left.")
+def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
+    """Tell what went wrong in a run, in order, from the FOLDER given as logbook=.
+
+    Exit status: 0 if nothing went wrong, 1 if something did, 2 if FOLDER is no logbook.
+    """
+    try:
+        story = logbook.read(folder)
+    except OSError as error:
+        raise click.UsageError(str(error)) from None
+    if story.empty and not story.damaged:
+        raise click.UsageError(
+            f"{folder} holds no logbook: expected run.json or incidents.jsonl, as written by "
+            f"DataLoader(..., logbook={str(folder)!r})"
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(story), indent=2))
+    else:
+        tell(terminal.console(), story, stacks)
+    sys.exit(1 if story.incidents or story.bad_samples else 0)
+
+
+def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
+    """The story in words."""
+    for run in story.runs:
+        versions = run.get("versions", {})
+        out.print(
+            f"{_when(run)}  rank {run.get('rank', 0)} began on {run.get('host')}: "
+            f"pid {run.get('pid')}, torch {versions.get('torch', '?')}, "
+            f"Python {versions.get('python', '?')}"
+        )
+    events = [("incident", one) for one in story.incidents]
+    events += [("sample", one) for one in story.bad_samples]
+    for kind, record in sorted(events, key=lambda event: float(event[1].get("time") or 0)):
+        rank = f"rank {record['rank']}: " if len(story.runs) > 1 else ""
+        if kind == "incident":
+            _incident(out, record, rank, stacks)
+        else:
+            name = record.get("name") or record.get("index")
+            why = record.get("error") or record.get("kind")
+            out.print(f"{_when(record)}  {rank}bad sample {name}: {why}")
+    _summary(out, story)
+
+
+def _incident(out: Console, record: dict[str, Any], rank: str, stacks: bool) -> None:
+    out.print(Text(f"{_when(record)}  {rank}{record.get('text', record.get('cause'))}"))
+    for reason in record.get("because", ()):
+        out.print(Text(f"{'':21}{reason}", style="dim"))
+    if stacks and record.get("stack"):
+        for line in str(record["stack"]).splitlines():
+            out.print(Text(f"{'':21}| {line}"))
+
+
+def _summary(out: Console, story: logbook.Story) -> None:
+    if story.memory:
+        trainer = max((one.get("trainer_bytes") or 0 for one in story.memory), default=0)
+        workers = max((sum((one.get("workers") or {}).values()) for one in story.memory), default=0)
+        out.print(
+            f"Most memory seen: trainer {in_words(trainer)}, all workers of a loader "
+            f"{in_words(workers)} (what they share is counted for each)."
+        )
+    if story.damaged:
+        out.print(
+            f"{story.damaged} lines could not be read: a writer was killed in the middle of one."
+        )
+    if not story.incidents and not story.bad_samples:
+        out.print("Nothing went wrong.")
+        return
+    causes = Counter(str(one.get("cause")) for one in story.incidents)
+    out.print(f"{len(story.incidents)} incidents, {len(story.bad_samples)} bad samples.")
+    for cause, count in causes.most_common():
+        title = CATALOGUE[cause].title if cause in CATALOGUE else "for an unknown reason"
+        out.print(f"  {count} × {cause}: a worker {title}")
+        if cause in CATALOGUE:
+            last = [one for one in story.incidents if one.get("cause") == cause][-1]
+            for remedy in list(last.get("remedies") or ())[:2]:
+                command = f": {remedy['command']}" if remedy.get("command") else ""
+                out.print(Text(f"      {remedy.get('text')}{command}"))
+            out.print(Text(f"      more: holdfast explain {cause}"))
+
+
+def _when(record: dict[str, Any]) -> str:
+    moment = record.get("time")
+    if not isinstance(moment, (int, float)):
+        return " " * 19
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

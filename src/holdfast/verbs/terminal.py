@@ -1,0 +1,109 @@
+"""How verdicts and causes look on a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
+from holdfast.autopsy.cause import Cause, Remedy
+from holdfast.autopsy.verdict import Verdict
+
+__all__ = ["as_json", "console", "remedies_as_json", "show_cause", "show_remedies", "show_verdict"]
+
+_COLOURS = {"high": "green", "medium": "yellow", "low": "red"}
+_SURE = {"high": "sure", "medium": "likely", "low": "perhaps"}
+
+
+def console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def show_verdict(out: Console, verdict: Verdict) -> None:
+    """Cause, how sure and why, what it means, what to do."""
+    head = Text(verdict.cause, style="bold")
+    head.append(f"  ({_SURE[verdict.confidence]})", _COLOURS[verdict.confidence])
+    head.append(f": a worker {verdict.title}", "")
+    out.print(head)
+    _heading(out, "Why we think so")
+    for reason in verdict.because:
+        _item(out, reason)
+    if verdict.cause != UNKNOWN:
+        cause = CATALOGUE[verdict.cause]
+        _heading(out, "What it means")
+        _item(out, cause.meaning)
+        _heading(out, "What to do, cheapest first")
+        show_remedies(out, verdict.remedies)
+        _heading(out, "What holdfast does about it")
+        _item(out, cause.already)
+    if verdict.perhaps:
+        _heading(out, "It may also be")
+        for slug in verdict.perhaps:
+            _item(out, f"{slug}: {CATALOGUE[slug].title}")
+
+
+def show_cause(out: Console, cause: Cause, remedies: Sequence[Remedy]) -> None:
+    """An entry of the catalogue, as a manual page."""
+    out.print(Text(cause.slug, style="bold").append(f": a worker {cause.title}", ""))
+    for heading, words in (
+        ("What it means", cause.meaning),
+        ("How it is recognised", cause.evidence),
+        ("What holdfast does about it", cause.already),
+    ):
+        _heading(out, heading)
+        _item(out, words)
+    _heading(out, "What to do, cheapest first")
+    show_remedies(out, remedies)
+    if cause.see:
+        _heading(out, "Easily mistaken for")
+        for slug in cause.see:
+            _item(out, f"{slug}: {CATALOGUE[slug].title}")
+
+
+def show_remedies(out: Console, remedies: Sequence[Remedy]) -> None:
+    for number, remedy in enumerate(remedies, 1):
+        place = f"[{remedy.place}] " if remedy.place else ""
+        _item(out, f"{number}. {place}{remedy.text}", hanging=3)
+        for line in remedy.command.splitlines():
+            out.print(Text(f"         {line}", style="cyan"))  # to be copied: never wrapped
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "cause": verdict.cause,
+        "confidence": verdict.confidence,
+        "title": verdict.title,
+        "sample": verdict.sample,
+        "because": list(verdict.because),
+        "perhaps": list(verdict.perhaps),
+        "remedies": remedies_as_json(verdict.remedies),
+    }
+
+
+def remedies_as_json(remedies: Sequence[Remedy]) -> list[dict[str, str]]:
+    return [{"text": one.text, "command": one.command, "place": one.place} for one in remedies]
+
+
+def _heading(out: Console, words: str) -> None:
+    out.print(Text(f"  {words}", style="dim"))
+
+
+def _item(out: Console, words: str, hanging: int = 0) -> None:
+    """An indented paragraph; only a terminal has a width to keep to."""
+    if out.is_terminal:
+        indent = " " * 4
+        words = textwrap.fill(
+            words,
+            max(40, out.width - 1),
+            initial_indent=indent,
+            subsequent_indent=indent + " " * hanging,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    else:
+        words = f"    {words}"
+    out.print(Text(words))

@@ -1,0 +1,171 @@
+"""A dataset each of whose samples breaks its worker in another way, once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from tests.faults.causes import CAUSES
+
+STALL_TIMEOUT = 1.0
+
+
+# -- more ways than the engine's table has -------------------------------------------------
+
+
+def free_twice() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    place = libc.malloc(64)
+    libc.free(place)
+    libc.free(place)
+
+
+def throw_bad_alloc() -> None:
+    """A C++ exception that nobody catches: libstdc++ says which, and aborts."""
+    ctypes.CDLL("libstdc++.so.6")._ZSt17__throw_bad_allocv()
+
+
+def wait_on_a_condition() -> None:
+    condition = threading.Condition()
+    with condition:
+        condition.wait()
+
+
+def read_a_silent_socket() -> None:
+    import socket
+
+    one, _other = socket.socketpair()
+    one.recv(1)
+
+
+def spin_in_native_code() -> None:
+    import hashlib
+
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 1 << 30)
+
+
+def recurse_in_python() -> None:
+    def deeper(depth: int) -> int:
+        return deeper(depth + 1) + 1
+
+    deeper(0)
+
+
+def collate_shapes() -> None:
+    torch.stack([torch.zeros(2), torch.zeros(3)])
+
+
+def read_a_truncated_image() -> None:
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(file, "JPEG")
+    Image.open(io.BytesIO(file.getvalue()[:400])).load()
+
+
+def open_what_is_not_there() -> None:
+    open("/nowhere/at/all.jpg", "rb")  # noqa: SIM115
+
+
+def allocate_too_much() -> None:
+    torch.empty(1 << 55, dtype=torch.uint8)
+
+
+_MORE: dict[str, Callable[[], Any]] = {
+    "double free": free_twice,
+    "bad_alloc": throw_bad_alloc,
+    "hang in a condition": wait_on_a_condition,
+    "hang in a socket": read_a_silent_socket,
+    "spin in native code": spin_in_native_code,
+    "SIGPROF": lambda: os.kill(os.getpid(), signal.SIGPROF),
+    "RecursionError": recurse_in_python,
+    "ragged batch": collate_shapes,
+    "truncated image": read_a_truncated_image,
+    "missing file": open_what_is_not_there,
+    "absurd allocation": allocate_too_much,
+}
+
+DEATHS: dict[str, str] = {
+    "SIGKILL": "killed-from-outside",
+    "SIGKILL with a child left": "killed-from-outside",
+    "SIGSEGV": "native-segv",
+    "segfault": "native-segv",
+    "segfault in a thread": "native-segv",
+    "SIGFPE": "native-segv",
+    "SIGILL": "illegal-instruction",
+    "SIGABRT": "abort",
+    "abort()": "abort",
+    "double free": "abort",
+    "bad_alloc": "allocation-failed",
+    "SIGBUS": "sigbus-not-shm",
+    "truncated mmap": "sigbus-not-shm",
+    "stack overflow": "stack-overflow",
+    "stack overflow in a thread": "stack-overflow",
+    "os._exit(0)": "exited-by-itself",
+    "os._exit(3)": "exited-by-itself",
+    "all descriptors closed": "exited-by-itself",
+    "SIGXCPU": "cpu-limit",
+    "SIGALRM": "stray-signal",
+    "SIGRTMIN": "stray-signal",
+    "SIGPROF": "stray-signal",
+    "hang": "silent-stall",
+    "hang in a lock": "silent-stall",
+    "hang in a condition": "silent-stall",
+    "hang in a pipe": "silent-stall",
+    "hang in a socket": "silent-stall",
+    "hang with the GIL held": "silent-stall",
+    "spin": "endless-loop",
+    "spin in native code": "endless-loop",
+    "SIGSTOP": "stopped",
+}
+"""What ends a worker, and the cause that `Incident.cause` must name."""
+
+ERRORS: dict[str, str] = {
+    "sys.exit": "python-exception",
+    "KeyboardInterrupt": "python-exception",
+    "GeneratorExit": "python-exception",
+    "BaseException": "python-exception",
+    "StopIteration": "python-exception",
+    "ValueError": "python-exception",
+    "RecursionError": "stack-overflow",
+    "ragged batch": "collate-shape",
+    "truncated image": "bad-sample",
+    "missing file": "bad-sample",
+    "absurd allocation": "allocation-failed",
+    "MemoryError": "allocation-failed",
+    "OSError 24": "fd-exhaustion",
+}
+"""What the user's code raises, and the cause that `explain` must find in the error's text."""
+
+
+class Minefield(Dataset[Any]):
+    """Sample 2i+1 is the i-th cause; the even ones are harmless."""
+
+    def __init__(self, causes: list[str], folder: str) -> None:
+        self.causes = causes
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 2 * len(self.causes) + 1
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 2:
+            name = self.causes[index // 2]
+            try:
+                os.close(os.open(f"{self.folder}/{index}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return torch.tensor(index)
+            act = _MORE.get(name) or CAUSES[name].act
+            act()
+        return torch.tensor(index)

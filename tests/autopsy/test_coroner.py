@@ -1,0 +1,272 @@
+"""The coroner: counters against what they were, one kill among several deaths, last words."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.autopsy import coroner, thread_notes
+from holdfast.autopsy.coroner import Coroner, Examination
+from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.logbook import Logbook, read
+from tests.autopsy.made_up import MEMINFO, Tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path)
+    tree.process("self")
+    tree.proc("meminfo", MEMINFO)
+    for pid in ("self", 7, 8):
+        tree.v2(pid, "/job/step" if pid != "self" else "/job")
+    counters(tree, 0)
+    tree.process(7, pages=5000)
+    tree.process(8)
+    tree.cgroup("job/memory.max", str(1 << 30))
+    tree.cgroup("job/memory.current", str(1 << 30))
+    return tree
+
+
+def counters(tree: Tree, count: int, machine: int | None = None) -> None:
+    for path in ("job/step", "job"):
+        tree.cgroup(f"{path}/memory.events", f"oom 1\noom_kill {count}\n")
+    tree.proc("vmstat", f"oom_kill {count if machine is None else machine}\n")
+
+
+def bear(tree: Tree) -> Coroner:
+    made = Coroner("fork", 2, roots=tree.roots)
+    made.born(0, 7)
+    made.born(1, 8)
+    return made
+
+
+def killed(made: Coroner, worker: int = 0) -> Examination:
+    return made.examine(worker, kind="killed", signal="SIGKILL", exitcode=-9, stack="", ready=True)
+
+
+def reaped(tree: Tree, *pids: int) -> None:
+    for pid in pids:
+        for file in (tree.roots.proc / str(pid)).iterdir():
+            file.unlink()
+
+
+def test_a_counter_that_moved_is_a_kill_for_memory(tree: Tree) -> None:
+    made = bear(tree)
+    made._next_look = 0
+    made.look(time.monotonic())
+    counters(tree, 1)
+    reaped(tree, 7)
+    found = killed(made)
+    assert (found.verdict.cause, found.verdict.confidence) == ("oom-killed", "high")
+    assert found.evidence.worker_bytes == 5000 * os.sysconf("SC_PAGE_SIZE")
+    assert str(tree.roots.cgroup / "job/step") in found.verdict.because[0]
+    assert "1.0 GiB of 1.0 GiB" in " ".join(found.verdict.because)
+
+
+def test_a_counter_that_stood_still_clears_the_kernel(tree: Tree) -> None:
+    counters(tree, 41)
+    found = killed(bear(tree))
+    assert (found.verdict.cause, found.verdict.confidence) == ("killed-from-outside", "high")
+
+
+def test_a_look_between_the_kill_and_its_report_does_not_hide_it(tree: Tree) -> None:
+    made = bear(tree)
+    counters(tree, 1)
+    made._next_look = 0
+    made.look(time.monotonic())
+    assert killed(made).verdict.cause == "oom-killed"
+
+
+def test_one_kill_explains_one_death(tree: Tree) -> None:
+    """The second death comes later and has no count of its own."""
+    made = bear(tree)
+    counters(tree, 1)
+    assert killed(made, 0).verdict.cause == "oom-killed"
+    assert killed(made, 1).verdict.cause == "killed-from-outside"
+
+
+def test_one_kill_and_two_dead_at_once_is_nobodys_with_certainty(tree: Tree) -> None:
+    made = bear(tree)
+    counters(tree, 1)
+    reaped(tree, 7, 8)
+    assert killed(made, 0).verdict.confidence == "low"
+
+
+def test_two_kills_and_two_dead_at_once_are_both_certain(tree: Tree) -> None:
+    made = bear(tree)
+    counters(tree, 2)
+    reaped(tree, 7, 8)
+    for worker in (0, 1):
+        verdict = killed(made, worker).verdict
+        assert (verdict.cause, verdict.confidence) == ("oom-killed", "high")
+
+
+def test_a_kill_in_another_group_is_not_ours(tree: Tree) -> None:
+    made = bear(tree)
+    counters(tree, 0, machine=1)
+    assert killed(made).verdict.cause == "killed-unexplained"
+
+
+def test_a_worker_that_was_moved_is_judged_by_its_new_group(tree: Tree) -> None:
+    made = bear(tree)
+    tree.v2(7, "/elsewhere")
+    tree.cgroup("elsewhere/memory.events", "oom_kill 3\n")
+    made._next_look = 0
+    made.look(time.monotonic())
+    tree.cgroup("elsewhere/memory.events", "oom_kill 4\n")
+    assert killed(made).verdict.cause == "oom-killed"
+
+
+def test_the_kernels_word_beats_every_counter(tree: Tree) -> None:
+    tree.roots.kmsg.write_text("3,1,1,-;Memory cgroup out of memory: Killed process 7 (python)\n")
+    found = killed(bear(tree))
+    assert (found.verdict.cause, found.verdict.confidence) == ("oom-killed", "high")
+    assert "Killed process 7" in found.verdict.because[0]
+
+
+def test_without_anything_to_read_it_says_so(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    found = killed(bear(tree))
+    assert found.verdict.cause == "killed-unexplained"
+    assert found.evidence.memory[-1].available is None
+
+
+def test_memory_goes_into_the_logbook(tree: Tree, tmp_path: Path) -> None:
+    made = Coroner("fork", 2, Logbook(tmp_path / "book"), tree.roots)
+    made.born(0, 7)
+    made._next_look = 0
+    made.look(time.monotonic())
+    made.look(time.monotonic())  # too soon for another
+    (record,) = read(tmp_path / "book").memory
+    assert record["workers"] == {"0": 5000 * os.sysconf("SC_PAGE_SIZE")}
+    assert record["limit"] == 1 << 30
+
+
+def test_what_stood_on_standard_error_is_read_back_if_it_is_a_file(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "free(): double free detected in tcache 2\n"
+    made = bear(tree)
+    monkeypatch.setattr(coroner, "_stderr_size", lambda: None)
+    found = made.examine(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack="")
+    assert (found.evidence.stderr, found.verdict.confidence) == (None, "medium")
+    monkeypatch.undo()
+    saved = os.dup(2)
+    with (tmp_path / "err").open("w") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            made = bear(tree)
+            os.write(2, words.encode())
+            found = made.examine(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack="")
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    assert found.evidence.stderr == words
+    assert found.verdict.confidence == "high"
+
+
+# -- threads -------------------------------------------------------------------------------
+
+
+def test_threads_that_ended_with_an_error_are_noted_and_the_old_hook_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: heard.append(args.exc_type))
+    fd = os.memfd_create("notes")
+
+    def mishap() -> None:
+        raise ValueError("x" * 1000)
+
+    thread_notes.install(fd)
+    for _ in range(30):
+        thread = threading.Thread(target=mishap, name="reader")
+        thread.start()
+        thread.join()
+    os.write(fd, b"Fatal Python error: Aborted\n")
+    dump = os.pread(fd, 1 << 20, 0).decode()
+    os.close(fd)
+    notes, rest = thread_notes.split(dump)
+    assert len(heard) == 30
+    assert len(notes) == 20
+    assert notes[0].startswith("thread 'reader' ended with ValueError: xxx")
+    assert rest == "Fatal Python error: Aborted"
+
+
+class LosesAThread:
+    def __len__(self) -> int:
+        return 4
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2 and not self.marker.exists():
+            self.marker.touch()
+            thread = threading.Thread(target=self.fail, name="prefetcher")
+            thread.start()
+            thread.join()
+            os.abort()
+        return index
+
+    def fail(self) -> None:
+        raise OSError("the server is gone")
+
+
+@pytest.mark.faults
+def test_a_dead_thread_stands_in_the_incident_of_its_worker(tmp_path: Path) -> None:
+    loader = holdfast.DataLoader(
+        LosesAThread(tmp_path / "struck"), num_workers=1, logbook=tmp_path / "book"
+    )
+    assert len(list(loader)) == 4
+    (incident,) = loader.incidents
+    assert (
+        "before that, thread 'prefetcher' ended with OSError: the server is gone"
+        in incident.because
+    )
+    assert "holdfast-note" not in incident.stack
+    assert "fail" not in str(incident)
+    (record,) = read(tmp_path / "book").incidents
+    assert record["cause"] == "abort"
+    assert read(tmp_path / "book").runs[0]["options"]["num_workers"] == 1
+
+
+# -- the incident as users see it ----------------------------------------------------------
+
+
+def incident(**more: Any) -> Incident:
+    given: dict[str, Any] = {
+        "kind": "killed", "worker_id": 3, "pid": 812, "signal": "SIGKILL", "exitcode": -9, "batch": 4,
+        "sample": 18233, "position": 1, "step": "fetch", "stack": "", "action": "replaced, nothing lost",
+        "time": 1.0, "cause": "oom-killed", "confidence": "high", "because": ("oom_kill went up by 1",),
+    }  # fmt: skip
+    return Incident(**{**given, **more})
+
+
+def test_the_first_line_is_plain_words() -> None:
+    assert str(incident()) == (
+        "worker 3 (pid 812) was killed by the kernel for lack of memory (SIGKILL) while loading sample 18233 "
+        "(position 1 of batch 4); replaced, nothing lost"
+    )
+    assert "(probably oom-killed)" in str(incident(confidence="medium"))
+    assert "memory" not in str(incident(confidence="low"))
+    stalled = incident(kind="stalled", cause="stopped", signal="SIGABRT")
+    assert "made no progress (it was stopped or frozen, not hung) and was killed" in str(stalled)
+
+
+def test_the_report_has_reasons_below_it_and_json_has_everything() -> None:
+    told = incident().report().splitlines()
+    assert told[0] == str(incident())
+    assert told[1] == "    because: oom_kill went up by 1"
+    assert told[-1] == "    more: holdfast explain oom-killed"
+    record = json.loads(json.dumps(incident(sample=("a", 1)).to_json()))
+    assert record["sample"] == "('a', 1)"
+    assert record["text"].startswith("worker 3")
+    assert record["confidence"] == "high"

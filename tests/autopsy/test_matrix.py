@@ -1,0 +1,191 @@
+"""Causes are injected, verdicts compared: the confusion matrix.
+
+At least 95 % right, and nothing wrong with high confidence; printed at the end of the run. In `make test` under fork; `make test-all`
+does it under every start method.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.autopsy.explain import explain
+from tests.autopsy.injected import DEATHS, ERRORS, STALL_TIMEOUT, Minefield
+from tests.autopsy.matrices import MATRICES
+from tests.faults.causes import GRANDCHILDREN, end_child_left_behind
+from tests.faults.outside import frozen, pids
+from tests.support.processes import eventually
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
+
+
+@dataclass(frozen=True)
+class Row:
+    injected: str
+    wanted: str
+    found: str
+    confidence: str
+    why: str
+
+    @property
+    def right(self) -> bool:
+        return self.found == self.wanted
+
+    def __str__(self) -> str:
+        mark = "      " if self.right else "WRONG "
+        return f"{mark}{self.injected:28} {self.wanted:22} {self.found:22} {self.confidence:7} {self.why}"
+
+
+def matrix(rows: list[Row], title: str) -> str:
+    counts = Counter((row.wanted, row.found) for row in rows)
+    lines = [f"{title}: {sum(row.right for row in rows)} of {len(rows)} right", *map(str, rows), ""]
+    lines += [
+        f"{count:4} × {wanted} -> {found}" for (wanted, found), count in sorted(counts.items())
+    ]
+    return "\n".join(lines)
+
+
+def check(rows: list[Row], title: str) -> None:
+    told = matrix(rows, title)
+    MATRICES.append(told)
+    assert sum(row.right for row in rows) >= 0.95 * len(rows), told
+    assert not [row for row in rows if not row.right and row.confidence == "high"], told
+
+
+def walk(causes: list[str], folder: Path, method: str) -> tuple[Any, dict[int, str]]:
+    """Load the whole minefield; the loader, and what was raised at which sample."""
+    folder.mkdir()
+    context = None if method == "fork" else method
+    loader = holdfast.DataLoader(
+        Minefield(causes, str(folder)),
+        batch_size=1,
+        num_workers=2,
+        stall_timeout=STALL_TIMEOUT,
+        max_restarts=None,
+        multiprocessing_context=context,
+    )
+    raised: dict[int, str] = {}
+    delivered: list[int] = []
+    with loader:
+        iterator = iter(loader)
+        for index in range(len(loader)):
+            try:
+                delivered.append(int(next(iterator)[0]))
+            except Exception as error:
+                raised[index] = "".join(traceback.format_exception(error))
+    assert delivered == [index for index in range(len(loader)) if index not in raised]
+    return loader, raised
+
+
+def play(folder: Path, method: str) -> list[Row]:
+    rows = []
+    (folder / "children").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(GRANDCHILDREN, str(folder / "children"))
+        try:
+            loader, raised = walk(list(DEATHS), folder / "deaths", method)
+        finally:
+            for file in (folder / "children").iterdir():
+                end_child_left_behind(int(file.name), file.read_text())
+    assert not raised
+    by_sample = {
+        one.sample if one.sample is not None else one.batch: one for one in loader.incidents
+    }
+    for number, (name, wanted) in enumerate(DEATHS.items()):
+        sample = 2 * number + 1
+        incident = by_sample[sample]
+        if name != "all descriptors closed":  # which shows only when the batch is sent
+            assert (incident.sample, incident.position) == (sample, 0), f"{name}: {incident}"
+        why = "; ".join(incident.because)[:90]
+        rows.append(Row(name, wanted, incident.cause, incident.confidence, why))
+    assert len(loader.incidents) == len(DEATHS), [str(one) for one in loader.incidents]
+    loader, raised = walk(list(ERRORS), folder / "errors", method)
+    assert loader.incidents == []
+    for number, (name, wanted) in enumerate(ERRORS.items()):
+        verdicts = explain(raised[2 * number + 1]).verdicts
+        found = verdicts[0] if verdicts else None
+        rows.append(
+            Row(
+                name,
+                wanted,
+                "nothing" if found is None else found.cause,
+                "low" if found is None else found.confidence,
+                "" if found is None else found.because[0][:90],
+            )
+        )
+    return rows
+
+
+def test_injected_causes_are_named_under_fork(tmp_path: Path) -> None:
+    check(play(tmp_path, "fork"), "fork")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_injected_causes_are_named_under_every_start_method(method: str, tmp_path: Path) -> None:
+    check(play(tmp_path, method), method)
+
+
+# -- what needs the machine's help ---------------------------------------------------------
+
+
+class Slow:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can freeze")
+def test_a_frozen_worker_is_called_frozen() -> None:
+    loader = holdfast.DataLoader(Slow(), num_workers=2, stall_timeout=0.5)
+    with frozen() as freeze, loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert eventually(lambda: iterator._pool._boxes.note(1).step == "idle")
+        freeze(pids(iterator)[1])
+        assert len(list(iterator)) == 11
+        freeze.thaw()
+        (incident,) = loader.incidents
+    assert (incident.kind, incident.cause, incident.confidence) == ("unkillable", "stopped", "high")
+
+
+def test_what_does_not_pickle_is_named_before_any_worker_starts() -> None:
+    class Local(Slow):
+        pass
+
+    loader = holdfast.DataLoader(Local(), num_workers=1, multiprocessing_context="spawn")
+    with pytest.warns(UserWarning, match="pickle error"), pytest.raises(Exception) as caught:
+        iter(loader)
+    verdict = explain("".join(traceback.format_exception(caught.value))).verdicts[0]
+    assert (verdict.cause, verdict.confidence) == ("unpicklable-args", "high")
+
+
+def test_errors_of_the_engine_name_the_cause_and_are_found_by_explain() -> None:
+    """torch's words stay in them; below stand the reasons and what to do."""
+    loader = holdfast.DataLoader(Always(), num_workers=1, batch_size=2)
+    with pytest.raises(
+        holdfast.PoisonSample, match=r"DataLoader worker \(pid\(s\) .*\) exited unexpectedly"
+    ) as caught:
+        list(loader)
+    told = str(caught.value)
+    assert "because: it died of SIGSEGV" in told
+    assert "to do: Load the sample it was working on" in told
+    assert "more: holdfast explain native-segv" in told
+    assert explain(told).verdicts[0].cause == "native-segv"
+
+
+class Always(Slow):
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            ctypes.string_at(0)
+        return index

@@ -1,0 +1,191 @@
+"""Real shortages in places made for them: a cgroup with a limit, a full /dev/shm, no /sys, no rights.
+
+Each trainer is a process of its own, because a limit is for a whole process tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.autopsy.readers import cgroup
+from tests.support.processes import eventually
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(100),
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can make such places"),
+]
+
+TRAINER = """
+import json, mmap, os, signal, sys, time
+import torch
+from holdfast import DataLoader
+
+class Breaks:
+    def __init__(self, how, folder):
+        self.how, self.folder = how, folder
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        if index == 17:
+            try:
+                os.close(os.open(self.folder + "/struck", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return index
+            globals()[self.how]()
+        return index
+
+def eat():
+    held = []
+    while True:
+        held.append(bytearray(b"x") * (8 << 20))
+
+def fill():
+    with open("/dev/shm/full", "wb+") as file:
+        file.truncate(64 << 20)
+        memory = mmap.mmap(file.fileno(), 64 << 20)
+        for at in range(0, 64 << 20, 4096):
+            memory[at] = 1
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    how, folder = sys.argv[1:]
+    loader = DataLoader(Breaks(how, folder), batch_size=4, num_workers=2, logbook=folder + "/book")
+    got = [int(one) for batch in loader for one in batch]
+    told = [one.to_json() for one in loader.incidents]
+    print(json.dumps({"got": got, "incidents": told}))
+"""
+
+
+def train(how: str, folder: Path, *before: str, prepare: Any = None) -> dict[str, Any]:
+    """Run a trainer whose sample 17 breaks its worker; what it says of it."""
+    script = folder / "train.py"
+    script.write_text(TRAINER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [*before, sys.executable, str(script), how, str(folder)],
+        capture_output=True, text=True, timeout=80, env=environment, preexec_fn=prepare,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["got"] == list(range(24)), "batches were lost"
+    (incident,) = told["incidents"]
+    assert incident["sample"] == 17
+    assert incident["action"] == "replaced, nothing lost"
+    return dict(incident)
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[Path]:
+    """A memory group below our own, removed afterwards."""
+    chain = cgroup.groups("self", "memory")
+    if not chain:
+        pytest.skip("no memory control group here")
+    group = chain[0].path / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        name = "memory.limit_in_bytes" if chain[0].version == 1 else "memory.max"
+        (group / name).write_text(str(limit))
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no memory control group can be made here: {error}")
+    try:
+        yield group
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text().strip())
+        assert eventually(lambda: _removed(group))
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def test_a_real_kill_for_memory_in_a_real_group_is_named_with_its_counter(tmp_path: Path) -> None:
+    with memory_group(600 << 20) as group:
+        join = str(group / "cgroup.procs")
+        incident = train("eat", tmp_path, prepare=lambda: Path(join).write_text(str(os.getpid())))
+    assert (incident["cause"], incident["confidence"]) == ("oom-killed", "high")
+    assert incident["signal"] == "SIGKILL"
+    said = " ".join(incident["because"])
+    assert "oom_kill" in said or "Killed process" in said or "oom-kill" in said
+    assert "600 MiB" in said
+    assert incident["evidence"]["kills"]["group"] == 1
+    assert incident["text"].startswith(
+        f"worker {incident['worker_id']} (pid {incident['pid']}) was killed by the kernel"
+    )
+    assert any(
+        "600 MiB" in one["text"] or "memory" in one["text"].lower() for one in incident["remedies"]
+    )
+
+
+def _in_namespace(*commands: str) -> tuple[str, ...]:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare(1) here")
+    probe = subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True, check=False
+    )
+    if probe.returncode:
+        pytest.skip(f"no mount namespace can be made here: {probe.stderr!r}")
+    return (
+        "unshare",
+        "-m",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        " && ".join([*commands, 'exec "$@"']),
+        "sh",
+    )
+
+
+def test_a_full_dev_shm_is_named(tmp_path: Path) -> None:
+    small = _in_namespace("mount -t tmpfs -o size=16m tmpfs /dev/shm")
+    incident = train("fill", tmp_path, *small)
+    assert (incident["cause"], incident["signal"]) == ("shm-exhausted", "SIGBUS")
+    assert incident["evidence"]["shm"] == {"total": 16 << 20, "free": 0}
+    assert "/dev/shm has 0 B free of 16 MiB" in incident["because"]
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        pytest.param(("/sys/fs/cgroup",), id="no cgroups"),
+        pytest.param(("/sys", "/dev/shm"), id="no sys", marks=pytest.mark.slow),
+    ],
+)
+def test_without_sys_and_without_rights_there_is_less_evidence_and_no_error(
+    hidden: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As nobody, with nothing mounted where the counters were, and the kernel's log out of reach."""
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents:
+        if parent.name.startswith("pytest-"):
+            parent.chmod(0o755)
+    commands = [f"mount -t tmpfs -o mode=1777 tmpfs {path}" for path in hidden]
+    become = _in_namespace(*commands)
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    if (
+        shutil.which("setpriv") is None
+        or subprocess.run([*nobody, sys.executable, "-c", ""], check=False).returncode
+    ):
+        pytest.skip("this interpreter cannot be run as nobody here")
+    incident = train("kill", tmp_path, *become, *nobody)
+    assert (incident["cause"], incident["confidence"]) == ("killed-from-outside", "medium")
+    assert incident["evidence"]["kills"]["group"] is None
+    assert "kernel_readable" not in incident["evidence"]

@@ -1,0 +1,222 @@
+"""From evidence to a cause: a table, the doubtful cases included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN, Finding, find
+from holdfast.autopsy.cause import Confidence
+from holdfast.autopsy.evidence import Evidence, Kills, MemorySample
+from holdfast.autopsy.machine import Machine
+from holdfast.autopsy.readers.filesystem import Fill
+from holdfast.autopsy.readers.process import Activity
+from holdfast.autopsy.verdict import judge
+
+FULL, ROOMY, SMALL = Fill(64 << 20, 0), Fill(24 << 30, 23 << 30), Fill(64 << 20, 60 << 20)
+STILL = Kills(group=0, machine=0)
+NAMED = "Memory cgroup out of memory: Killed process 7 (python) total-vm:1kB"
+FRAME = '  File "/home/me/data.py", line 3 in __getitem__\n'
+CV2 = '  File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize\n' + FRAME
+MEMMAP = '  File "/lib/numpy/_core/memmap.py", line 3 in __getitem__\n' + FRAME
+
+
+def killed(**more: Any) -> Evidence:
+    return Evidence(signal="SIGKILL", exitcode=-9, pid=7, ready=True, **more)
+
+
+def died(signal: str, **more: Any) -> Evidence:
+    return Evidence(signal=signal, exitcode=-1, pid=7, ready=True, **more)
+
+
+def stalled(state: str, wchan: str | None, busy: bool | None = False, **more: Any) -> Evidence:
+    seen = Activity(state, wchan, 5)
+    return Evidence(
+        signal="SIGABRT", pid=7, stalled=True, sent_by_us=True, activity=seen, busy=busy, **more
+    )
+
+
+TABLE: list[tuple[str, Evidence, str, Confidence]] = [
+    # -- SIGKILL
+    ("named by the kernel", killed(kernel_lines=(NAMED,), kernel_readable=True), "oom-killed", "high"),
+    ("counted in its group", killed(kills=Kills(1, "/g", 1)), "oom-killed", "high"),
+    ("counted, log unreadable, two died, two counted", killed(kills=Kills(2, "/g", 2, 2)), "oom-killed", "high"),
+    ("counted once, two died", killed(kills=Kills(1, "/g", 1, 2)), "oom-killed", "low"),
+    ("counted once, but the log names another", killed(kills=Kills(1, "/g", 1), kernel_readable=True, kernel_victims=(9,)), "killed-unexplained", "low"),
+    ("only the machine's counter, no groups", killed(kills=Kills(None, None, 1)), "oom-killed", "medium"),
+    ("the machine's counter, two died", killed(kills=Kills(None, None, 1, 2)), "oom-killed", "low"),
+    ("another group's kill", killed(kills=Kills(0, None, 1)), "killed-unexplained", "low"),
+    ("nothing moved", killed(kills=STILL), "killed-from-outside", "high"),
+    ("only the machine's counter could be read", killed(kills=Kills(None, None, 0)), "killed-from-outside", "medium"),
+    ("only the group could be read", killed(kills=Kills(0, None, None)), "killed-from-outside", "medium"),
+    ("nothing could be read", killed(), "killed-unexplained", "medium"),
+    ("nobody knows its status", Evidence(disappeared=True, kills=STILL), "killed-unexplained", "low"),
+    # -- SIGBUS
+    ("full /dev/shm", died("SIGBUS", shm=FULL), "shm-exhausted", "high"),
+    ("full /dev/shm, but a memmap", died("SIGBUS", shm=FULL, stack=MEMMAP), "shm-exhausted", "medium"),
+    ("room in /dev/shm, a memmap", died("SIGBUS", shm=ROOMY, stack=MEMMAP), "sigbus-not-shm", "high"),
+    ("room in /dev/shm", died("SIGBUS", shm=ROOMY, stack=FRAME), "sigbus-not-shm", "medium"),
+    ("small /dev/shm, empty by now", died("SIGBUS", shm=SMALL, stack=FRAME), "shm-exhausted", "low"),
+    ("/dev/shm unknown", died("SIGBUS"), "shm-exhausted", "low"),
+    # -- crashes
+    ("segfault with a stack", died("SIGSEGV", stack=FRAME), "native-segv", "high"),
+    ("segfault without", died("SIGSEGV"), "native-segv", "medium"),
+    ("endless recursion", died("SIGSEGV", stack=FRAME * 60), "stack-overflow", "medium"),
+    ("SIGFPE", died("SIGFPE", stack=FRAME), "native-segv", "high"),
+    ("SIGILL", died("SIGILL", stack=FRAME), "illegal-instruction", "high"),
+    ("abort without a word", died("SIGABRT", stack=FRAME, stderr=""), "abort", "high"),
+    ("abort, words unread", died("SIGABRT", stack=FRAME), "abort", "medium"),
+    ("abort of bad_alloc", died("SIGABRT", stderr="terminate called after throwing an instance of 'std::bad_alloc'\n"), "allocation-failed", "medium"),
+    ("double free", died("SIGABRT", stderr="free(): double free detected in tcache 2\n"), "abort", "high"),
+    ("abort of shared memory's names", died("SIGABRT", stderr="terminate called after throwing an instance of 'c10::Error'\n  what(): could not unlink the shared memory file /torch_7_1 : No such file"), "file-system-strategy", "medium"),
+    ("SIGXCPU", died("SIGXCPU"), "cpu-limit", "high"),
+    ("SIGALRM", died("SIGALRM"), "stray-signal", "high"),
+    ("SIGRTMIN", died("SIGRTMIN"), "stray-signal", "high"),
+    ("the user asked us to", killed(sent_by_us=True, kills=Kills(1, "/g", 1)), "killed-from-outside", "high"),
+    ("SIGTRAP", died("SIGTRAP"), "macos-trap", "low"),
+    # -- told to stop
+    ("SIGTERM for all", died("SIGTERM", group_signal="SIGTERM"), "group-sigterm", "high"),
+    ("SIGTERM for one", died("SIGTERM"), "group-sigterm", "medium"),
+    ("Ctrl-C", died("SIGINT", group_signal="SIGINT"), "ctrl-c-flood", "high"),
+    # -- exits
+    ("os._exit(3)", Evidence(exitcode=3, ready=True), "exited-by-itself", "high"),
+    ("os._exit(0)", Evidence(exitcode=0, ready=True), "exited-by-itself", "high"),
+    ("status 1 before ready", Evidence(exitcode=1, ready=False), "exited-by-itself", "medium"),
+    ("status 1 before ready, and why", Evidence(exitcode=1, ready=False, findings=find("before the\n current process has finished its bootstrapping phase")), "spawn-bootstrap", "high"),
+    # -- stalls
+    ("stopped", stalled("T", "do_signal_stop"), "stopped", "high"),
+    ("traced", stalled("t", "ptrace_stop"), "stopped", "high"),
+    ("frozen, v1", stalled("D", "__refrigerator"), "stopped", "high"),
+    ("frozen, v2", stalled("S", "do_freezer_trap"), "stopped", "high"),
+    ("NFS", stalled("D", "nfs_wait_bit_killable"), "storage-stall", "high"),
+    ("D, unknown place", stalled("D", None), "storage-stall", "medium"),
+    ("FUSE, interruptible", stalled("S", "request_wait_answer_fuse"), "storage-stall", "medium"),
+    ("spinning", stalled("R", None, True), "endless-loop", "medium"),
+    ("running, hardly", stalled("R", None, False), "endless-loop", "low"),
+    ("asleep between bursts", stalled("S", "hrtimer_nanosleep", True), "endless-loop", "medium"),
+    ("sleeping", stalled("S", "hrtimer_nanosleep"), "silent-stall", "high"),
+    ("reading a pipe", stalled("S", "anon_pipe_read"), "silent-stall", "high"),
+    ("a lock", stalled("S", "futex_do_wait"), "silent-stall", "medium"),
+    ("a lock in cv2 after a fork with threads", stalled("S", "futex_do_wait", stack=CV2, start_method="fork", threads_at_fork=5), "fork-lock-deadlock", "medium"),
+    ("a lock in cv2 under spawn", stalled("S", "futex_do_wait", stack=CV2, start_method="spawn", threads_at_fork=5), "silent-stall", "medium"),
+    ("fsspec", stalled("S", "futex_do_wait", stack='  File "/x/fsspec/asyn.py", line 9 in sync\n'), "async-storage-after-fork", "medium"),
+    ("no /proc", replace(stalled("S", None), activity=None), "silent-stall", "low"),
+    # -- not born
+    ("no memory to fork", Evidence(born=False, errno=12), "fork-enomem", "high"),
+    ("no task to fork", Evidence(born=False, errno=11, pids_max=10, pids_current=10), "task-limit", "high"),
+    ("another errno", Evidence(born=False, errno=38), UNKNOWN, "low"),
+    # -- only words, or nothing
+    ("only words", Evidence(findings=(Finding("fd-exhaustion", "high", 3, "[Errno 24]"),)), "fd-exhaustion", "high"),
+    ("nothing", Evidence(), UNKNOWN, "low"),
+]  # fmt: skip
+
+
+def test_the_table() -> None:
+    wrong = []
+    for name, evidence, cause, confidence in TABLE:
+        verdict = judge(evidence)
+        if (verdict.cause, verdict.confidence) != (cause, confidence):
+            wrong.append(
+                f"{name}: {verdict.cause} ({verdict.confidence}), not {cause} ({confidence})"
+            )
+        assert verdict.because, name
+    assert not wrong, "\n".join(wrong)
+
+
+def test_whatever_is_not_sure_says_what_else_it_may_be_or_why() -> None:
+    for name, evidence, cause, _ in TABLE:
+        verdict = judge(evidence)
+        assert cause not in verdict.perhaps, name
+        if verdict.confidence == "low" and cause != UNKNOWN:
+            assert verdict.perhaps, name
+
+
+def test_a_verdict_names_the_sample_and_the_group() -> None:
+    memory = (MemorySample(1.0, usage=40 << 20, limit=40 << 20, available=1 << 30),)
+    verdict = judge(
+        killed(
+            kills=Kills(1, "/sys/fs/cgroup/memory/job"), sample=18233, memory=memory, oom_group=True
+        )
+    )
+    assert verdict.sample == 18233
+    said = "\n".join(verdict.because)
+    assert "/sys/fs/cgroup/memory/job" in said
+    assert "40 MiB of 40 MiB" in said
+    assert "memory.oom.group" in said
+
+
+def test_remedies_are_those_of_this_place() -> None:
+    def commands(place: str) -> str:
+        return " ".join(
+            str(one) for one in judge(killed(kills=Kills(1, "/g")), Machine(place=place)).remedies
+        )
+
+    assert "#SBATCH" in commands("slurm")
+    assert "docker" not in commands("slurm")
+    assert "resources:" in commands("kubernetes")
+    assert "docker run" not in commands("")
+
+
+_signals = st.sampled_from(
+    [
+        None,
+        "SIGKILL",
+        "SIGSEGV",
+        "SIGBUS",
+        "SIGABRT",
+        "SIGTERM",
+        "SIGINT",
+        "SIGXCPU",
+        "SIGFPE",
+        "SIGUSR2",
+    ]
+)
+_counts = st.sampled_from([None, 0, 1, 2])
+
+
+@given(
+    signal=_signals,
+    ours=st.booleans(),
+    group=_counts,
+    machine=_counts,
+    deaths=st.integers(1, 3),
+    shm=st.sampled_from([None, FULL, ROOMY, SMALL]),
+    stack=st.sampled_from(["", FRAME, FRAME * 50, CV2, MEMMAP]),
+    line=st.sampled_from([(), (NAMED,)]),
+    exitcode=st.sampled_from([None, 0, 1, -9]),
+)
+def test_nobody_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
+    signal: str | None, ours: bool, group: int | None, machine: int | None, deaths: int, shm: Fill | None,
+    stack: str, line: tuple[str, ...], exitcode: int | None,
+) -> None:  # fmt: skip
+    evidence = Evidence(
+        signal=signal, exitcode=exitcode, pid=7, sent_by_us=ours, ready=True, shm=shm, stack=stack,
+        kills=Kills(group, "/g", machine, deaths), kernel_lines=line, kernel_readable=bool(line),
+    )  # fmt: skip
+    verdict = judge(evidence)
+    assert verdict.cause == UNKNOWN or verdict.cause in CATALOGUE
+    assert verdict.confidence in get_args(Confidence)
+    if verdict.cause == "oom-killed":
+        assert group or machine or line
+        if verdict.confidence == "high":
+            assert line or (group or 0) >= deaths
+    if verdict.cause == "killed-from-outside" and not ours:
+        assert not group
+        assert not machine
+    if ours:
+        assert verdict.cause != "oom-killed"
+
+
+@pytest.mark.parametrize(
+    "evidence", [row[1] for row in TABLE[:12]], ids=[row[0] for row in TABLE[:12]]
+)
+def test_evidence_goes_into_a_logbook(evidence: Evidence) -> None:
+    import json
+
+    told = json.loads(json.dumps(evidence.to_json()))
+    assert told.get("signal") == evidence.signal
+    assert "stack" not in told

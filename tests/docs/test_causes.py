@@ -1,0 +1,33 @@
+"""docs/causes is what the catalogue says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.pages import differences, main, write
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "causes"
+
+
+def test_the_pages_are_those_of_the_catalogue() -> None:
+    assert differences(FOLDER) == [], "run: make causes"
+
+
+def test_there_is_a_page_for_every_cause() -> None:
+    assert {path.stem for path in FOLDER.glob("*.md")} == {*CATALOGUE, "README"}
+
+
+def test_a_changed_or_left_over_page_is_noticed_and_mended(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "abort.md").write_text("something else")
+    (tmp_path / "gone.md").write_text("left over")
+    (tmp_path / "cow-growth.md").unlink()
+    assert differences(tmp_path) == ["abort.md", "cow-growth.md", "gone.md"]
+    result = CliRunner().invoke(main, ["--check", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "3 pages differ" in result.output
+    assert CliRunner().invoke(main, [str(tmp_path)]).exit_code == 0
+    assert differences(tmp_path) == []
