@@ -65,7 +65,12 @@ class HiddenWithState(WithState):
         return itertools.chain(super().__iter__())
 
 
-PASSABLE = [Patient, WithState, PatientWithState, HiddenWithState]
+PASSABLE = [
+    Patient,
+    WithState,
+    pytest.param(PatientWithState, marks=pytest.mark.slow),
+    pytest.param(HiddenWithState, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from torch.utils.data import Subset, default_collate
 
 from holdfast import BadSample, DataLoader, NoSubstitute, PoisonSample
 from tests.samples.datasets import AtOnce, Caught, Corrupt, Flaky, drawn
-from tests.samples.streams import indices, named, ours, rows, stock
+from tests.samples.streams import indices, named, ours, rows, seeded, stock
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")]
 
@@ -520,6 +523,40 @@ def test_a_death_by_memory_blames_nobody_unless_it_happens_alone_again(tmp_path:
     assert [stream] == stock(Corrupt({}, 12), **options)
     assert loader.bad_samples == []
     assert [one.signal for one in loader.incidents] == ["SIGKILL"] * 3
+
+
+class Slow(Corrupt):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("policy", ["skip", pytest.param("replace", marks=pytest.mark.slow)])
+def test_blows_from_outside_change_nothing_and_blame_nobody(policy: str) -> None:
+    bad = {5: "raises late", 17: "segfault", 40: "None", 71: "exit", 72: "odd shape"}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "num_workers": 2,
+        "on_bad_sample": policy,
+        "max_restarts": None,
+    }
+    calm, _ = ours(Slow(bad, 240), **options)
+    seeded()
+    loader = DataLoader(Slow(bad, 240), **options)
+    iterator = iter(loader)
+    dice = random.Random(3)
+    stormy = []
+    for number, batch in enumerate(iterator):
+        stormy.append(rows(batch))
+        if number % 3 == 0:
+            pid = iterator._workers[dice.randrange(2)].pid
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    loader.close()
+    assert [stormy] == calm
+    assert named(loader) == expected(bad)
+    assert sum(one.signal == "SIGKILL" for one in loader.incidents) >= 4
 
 
 def test_nothing_changes_without_bad_samples() -> None:
