@@ -142,7 +142,7 @@ def test_replacing_takes_another_of_the_batch_or_the_next(kind: Any, workers: in
     ],
     ids=["generator", "hidden", "hidden, at the end", "state before it", "stuck"],
 )
-@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("policy", ["skip", pytest.param("replace", marks=pytest.mark.slow)])
 def test_where_there_is_no_way_past_it_says_so_and_ends(
     kind: Any, place: int, why: str, workers: int, policy: str
 ) -> None:

@@ -54,7 +54,7 @@ def test_a_count_is_over_all_epochs_and_counts_each_once() -> None:
 
 
 @quiet
-@pytest.mark.parametrize("how", ["raises", "segfault"])
+@pytest.mark.parametrize("how", ["raises", pytest.param("segfault", marks=pytest.mark.slow)])
 def test_a_dead_mount_is_not_skipped_through(how: str) -> None:
     bad = dict.fromkeys(range(100, 10_000), how)
     loader = DataLoader(

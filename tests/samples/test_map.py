@@ -43,7 +43,7 @@ def expected(bad: dict[int, str]) -> dict[int, tuple[str, str]]:
     return {index: KINDS[how] for index, how in bad.items()}
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("how", ["raises", "raises late", "None"])
 def test_skipping_gives_what_a_dataset_that_catches_gives_with_stock_torch(
     how: str, workers: int
@@ -56,7 +56,15 @@ def test_skipping_gives_what_a_dataset_that_catches_gives_with_stock_torch(
     assert {one.action for one in loader.bad_samples} == {"skipped"}
 
 
-@pytest.mark.parametrize("how", ["segfault", "abort", "exit", "kill"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "segfault",
+        "kill",
+        pytest.param("abort", marks=pytest.mark.slow),
+        pytest.param("exit", marks=pytest.mark.slow),
+    ],
+)
 def test_samples_that_end_their_worker_cost_themselves_only(how: str) -> None:
     bad = {0: how, 9: how, 10: how, 39: how}
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
