@@ -9,6 +9,8 @@ import importlib
 
 import click
 
+from holdfast import __version__
+
 __all__ = ["main"]
 
 VERBS = {
@@ -41,7 +43,7 @@ class _Verbs(click.Group):
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="holdfast", prog_name="holdfast")
+@click.version_option(__version__, prog_name="holdfast")
 def main() -> None:
     """Find out why data loading failed, and what to do now."""
 

@@ -31,7 +31,6 @@ if sys.platform == "linux":
 __all__ = ["DataLoader"]
 
 _NOTED = (
-    "dataset",
     "batch_size",
     "num_workers",
     "prefetch_factor",
@@ -73,8 +72,13 @@ class _Runtime:
         if folder is None:
             self.logbook = None
         elif self.logbook is None or self.logbook.given != folder:
-            self.logbook = Logbook(folder)
-            self.logbook.begin({name: getattr(loader, name) for name in _NOTED})
+            try:
+                self.logbook = Logbook(folder)
+            except OSError as error:
+                words = f"logbook={folder!r} cannot be made: {error.strerror}"
+                raise OSError(error.errno, words) from error
+            settings = {name: getattr(loader, name) for name in _NOTED}
+            self.logbook.begin({"dataset": type(loader.dataset).__qualname__, **settings})
         return self.logbook
 
 

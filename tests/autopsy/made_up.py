@@ -33,6 +33,8 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.roots = Roots(folder / "proc", folder / "cgroup", folder / "kmsg", folder / "shm")
         self.roots.shm.mkdir(parents=True)
+        (self.roots.proc / "self" / "ns").mkdir(parents=True)
+        (self.roots.proc / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
 
     def proc(self, name: str, content: str) -> None:
         _write(self.roots.proc / name, content)

@@ -114,6 +114,19 @@ def test_a_kill_in_another_group_is_not_ours(tree: Tree) -> None:
     assert killed(made).verdict.cause == "killed-unexplained"
 
 
+def test_an_old_line_about_the_same_pid_is_not_ours(tree: Tree) -> None:
+    tree.roots.kmsg.write_text("3,1,1,-;Memory cgroup out of memory: Killed process 7 (python)\n")
+    assert killed(bear(tree)).verdict.cause == "killed-from-outside"
+
+
+def test_a_kill_in_a_group_beside_ours_moves_only_the_one_above(tree: Tree) -> None:
+    made = bear(tree)
+    tree.cgroup("job/memory.events", "oom_kill 1\n")
+    tree.proc("vmstat", "oom_kill 1\n")
+    verdict = killed(made).verdict
+    assert (verdict.cause, verdict.confidence) == ("killed-unexplained", "low")
+
+
 def test_a_worker_that_was_moved_is_judged_by_its_new_group(tree: Tree) -> None:
     made = bear(tree)
     tree.v2(7, "/elsewhere")
@@ -125,7 +138,10 @@ def test_a_worker_that_was_moved_is_judged_by_its_new_group(tree: Tree) -> None:
 
 
 def test_the_kernels_word_beats_every_counter(tree: Tree) -> None:
-    tree.roots.kmsg.write_text("3,1,1,-;Memory cgroup out of memory: Killed process 7 (python)\n")
+    now = int(time.monotonic() * 1e6)
+    tree.roots.kmsg.write_text(
+        f"3,1,{now},-;Memory cgroup out of memory: Killed process 7 (python)\n"
+    )
     found = killed(bear(tree))
     assert (found.verdict.cause, found.verdict.confidence) == ("oom-killed", "high")
     assert "Killed process 7" in found.verdict.because[0]
@@ -257,6 +273,8 @@ def test_the_first_line_is_plain_words() -> None:
     )
     assert "(probably oom-killed)" in str(incident(confidence="medium"))
     assert "memory" not in str(incident(confidence="low"))
+    refused = incident(kind="start-failed", cause="task-limit", signal=None, exitcode=None)
+    assert "was refused another process or thread" in str(refused)
     stalled = incident(kind="stalled", cause="stopped", signal="SIGABRT")
     assert "made no progress (it was stopped or frozen, not hung) and was killed" in str(stalled)
 

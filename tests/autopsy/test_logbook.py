@@ -142,11 +142,11 @@ def test_the_story_is_told(tmp_path: Path) -> None:
             "remedies": [{"text": "Ask for more", "command": "#SBATCH --mem=6G"}], "stack": "a frame",
         }
     )  # fmt: skip
-    book.bad_sample({"index": 7, "error": "OSError"})
+    book.bad_sample({"index": 7, "error": "OSError", "message": "[x] is broken", "action": "skip"})
     book.memory({"trainer_bytes": 1 << 30, "workers": {"0": 1 << 20}})
     result = CliRunner().invoke(main, ["incidents", str(tmp_path), "--stacks"])
     assert result.exit_code == 1
-    for words in ("worker 3 was killed", "oom_kill went up by 1", "bad sample 7: OSError", "1 × oom-killed",
+    for words in ("worker 3 was killed", "oom_kill went up by 1", "bad sample 7: OSError: [x] is broken; skip", "1 × oom-killed",
                   "#SBATCH --mem=6G", "trainer 1.0 GiB", "a frame"):  # fmt: skip
         assert words in result.output, words
     told = json.loads(CliRunner().invoke(main, ["incidents", str(tmp_path), "--json"]).output)

@@ -155,12 +155,22 @@ LOG = """\
 """
 
 
+def test_old_lines_and_other_namespaces_pids_do_not_count(tree: Tree) -> None:
+    tree.roots.kmsg.write_text("3,1,5000000,-;Out of memory: Killed process 812 (python)")
+    assert kernel_log.read(tree.roots, since=34.0) is not None
+    assert kernel_log.read(tree.roots, since=34.0).lines  # type: ignore[union-attr]
+    assert not kernel_log.read(tree.roots, since=36.0).lines  # type: ignore[union-attr]
+    namespace = tree.roots.proc / "self" / "ns" / "pid"
+    namespace.unlink()
+    namespace.symlink_to("pid:[4026532999]")
+    assert kernel_log.read(tree.roots) is None
+
+
 def test_only_lines_of_that_pid_count(tree: Tree) -> None:
-    tree.roots.kmsg.write_text(LOG)
-    log = kernel_log.read(tree.roots)
-    assert log is not None
+    lines = tuple(LOG.splitlines())
+    log = kernel_log.KernelLog("here", lines)
     assert len(kernel_log.about(812, log.lines)) == 2
-    assert kernel_log.about(81, log.lines)[0].startswith("python[81]: segfault")
+    assert "python[81]: segfault" in kernel_log.about(81, log.lines)[0]
     assert len(kernel_log.about(8120, log.lines)) == 1
     assert kernel_log.about(8, log.lines) == ()
 

@@ -59,6 +59,7 @@ class _Patient:
 
     pid: int
     groups: tuple[cgroup.Group, ...]
+    since: float = field(default_factory=time.monotonic)
     resident: int | None = None
     activity: process.Activity | None = None  # before we killed it
     busy: bool | None = None
@@ -80,6 +81,7 @@ class Coroner:
     _next_look: float = field(default_factory=lambda: time.monotonic() + 1)
 
     def __post_init__(self) -> None:
+        self._began = time.monotonic()
         self._machine: Machine | None = None
         self._threads = process.threads("self", self.roots)
         self._own_groups = cgroup.groups("self", "memory", self.roots)
@@ -210,7 +212,7 @@ class Coroner:
         )
 
     def _ask_kernel(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
-        log = kernel_log.read(self.roots)
+        log = kernel_log.read(self.roots, since=self._began if patient is None else patient.since)
         lines = () if log is None else log.lines
         about = kernel_log.about(evidence.pid, lines) if evidence.pid is not None else ()
         victims = [re.search(r"[Kk]ill(?:ed)? process (\d+) \(", line) for line in lines[-50:]]
@@ -234,11 +236,14 @@ class Coroner:
             for path in mine  # innermost first
             if path in current.groups and path in base.groups
         }
-        group = max(0, max(moved.values()) - used) if moved else None
+        # The kernel counts a kill in the victim's own group. If only one above has moved, it was
+        # somebody else's.
+        own = next(iter(moved.values()), None)
+        group = None if own is None else max(0, own - used)
         machine = None
         if current.machine is not None and base.machine is not None:
             machine = max(0, current.machine - base.machine - used)
-        where = next((path for path, delta in moved.items() if delta), None)
+        where = next(iter(moved), None) if group else None
         return Kills(group, where, machine, 1 + self._dead_siblings())
 
     def _base(self, now: float) -> _Counters:

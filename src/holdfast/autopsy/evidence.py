@@ -7,7 +7,7 @@ counter that did not move clears the kernel, a counter that could not be read cl
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from holdfast.autopsy.catalogue import Finding
@@ -22,9 +22,8 @@ class Kills:
     """How far the kernel's counters of kills for memory moved since we last looked."""
 
     group: int | None = None
-    """In the worker's control group or one above it; None: no counter could be read."""
+    """In the worker's control group, or the next above it that can be read; None: none can."""
     group_path: str | None = None
-    """The innermost group whose counter moved."""
     machine: int | None = None
     """In /proc/vmstat, which counts all groups of the machine."""
     deaths: int = 1
@@ -92,7 +91,7 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """What is known, for a logbook; what is not is left out."""
-        whole = asdict(self)
+        whole = asdict(replace(self, sample=None))  # which may be anything, of any size
         empty = {one.name: one.default for one in fields(self)}
         return {
             name: value

@@ -52,7 +52,7 @@ class Incident:
     """How sure that is: ``low``, ``medium`` or ``high``."""
     because: tuple[str, ...] = ()
     """Why we think so, in words."""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What was read: exit status, counters, memory, limits, stack. Only what could be."""
     remedies: tuple[Remedy, ...] = ()
     """What to do, cheapest first, with this machine's figures."""
@@ -76,7 +76,7 @@ class Incident:
         """All of it as JSON has it, for a logbook."""
         record = {one.name: getattr(self, one.name) for one in fields(self)}
         if not isinstance(self.sample, (int, float, str)):
-            record["sample"] = None if self.sample is None else repr(self.sample)
+            record["sample"] = None if self.sample is None else repr(self.sample)[:1000]
         record["because"] = list(self.because)
         record["evidence"] = dict(self.evidence)
         record["remedies"] = [{"text": one.text, "command": one.command} for one in self.remedies]
@@ -99,7 +99,9 @@ class Incident:
         title = CATALOGUE[self.cause].title
         if self.kind == "stalled":
             return f"made no progress (it {title}) and was killed"
-        return f"{title} ({self.signal})" if self.signal else words
+        if self.signal is not None:
+            return f"{title} ({self.signal})"
+        return title if self.kind == "start-failed" else words
 
     def where(self) -> str:
         """What it was doing then, in words."""

@@ -142,6 +142,6 @@ def _place(environment: Mapping[str, str], roots: Roots) -> str:
         return "kubernetes"
     if "SLURM_JOB_ID" in environment:
         return "slurm"
-    if (roots.proc / "self" / "root" / ".dockerenv").exists():
+    if os.path.exists(roots.proc / "self" / "root" / ".dockerenv"):
         return "docker"
     return ""

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import BlackBoxes, Note
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import Incident, describe_end, describe_status
@@ -727,7 +728,7 @@ class Pool:
             at=time.monotonic(),
             sample=(head.number, note.position) if blamed and head is not None else None,
             perhaps_from_outside=cause == "killed" and name is not None,
-            evidence=_Ending(cause, name, exitcode, stack),
+            evidence=_Ending(cause, name, exitcode, thread_notes.split(stack)[1]),
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))

@@ -64,8 +64,10 @@ def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
             _incident(out, record, rank, stacks)
         else:
             name = record.get("name") or record.get("index")
-            why = record.get("error") or record.get("kind")
-            out.print(f"{_when(record)}  {rank}bad sample {name}: {why}")
+            words = [str(record.get(part)) for part in ("error", "message") if record.get(part)]
+            why = ": ".join(words) or record.get("kind")
+            done = f"; {record['action']}" if record.get("action") else ""
+            out.print(Text(f"{_when(record)}  {rank}bad sample {name}: {why}{done}"))
     _summary(out, story)
 
 

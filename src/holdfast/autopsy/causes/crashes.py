@@ -40,7 +40,10 @@ CAUSES = (
         see=("bad-sample", "stack-overflow", "handle-shared-across-fork"),
         remedies=(
             _ALONE,
-            todo("If it is always the same file, replace or leave out that file"),
+            todo(
+                "If it is always the same sample, have it left out once it has done so alone",
+                "DataLoader(..., on_bad_sample='skip')   # holdfast's",
+            ),
             todo(
                 "If it moves from file to file, suspect versions: make a fresh environment and install "
                 "torch, torchvision, OpenCV and the decoder in one go",

@@ -33,13 +33,17 @@ CAUSES = (
         see=("python-exception", "storage-stall", "collate-shape"),
         remedies=(
             todo("Load it alone", "python -c 'import mydata; mydata.dataset[{sample}]'"),
-            todo("Mend, replace or leave out that file"),
+            todo(
+                "Let the run go on without it, and list it",
+                "DataLoader(..., on_bad_sample='skip', max_bad_samples=0.01, quarantine='bad.jsonl')   # holdfast's",
+            ),
+            todo("Mend or replace that file"),
             todo(
                 "Let truncated images through, if half an image is better than none",
                 "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True",
             ),
         ),
-        already="The error carries the sample's index, its place and its batch; the next batch arrives.",
+        already="The error carries the sample's index, its place and its batch; with on_bad_sample='skip' or 'replace' there is none.",
     ),
     Cause(
         slug="python-exception",
@@ -88,7 +92,7 @@ CAUSES = (
             todo("Resize or pad in the transform", "torchvision.transforms.v2.Resize((256, 256))"),
             todo("Or batch in your own way", "DataLoader(..., collate_fn=pad_collate)"),
         ),
-        already="The error names the batch and its samples.",
+        already="The error names the batch; with on_bad_sample='skip' or 'replace' the odd sample is found and left out.",
     ),
     Cause(
         slug="reraise-broken",

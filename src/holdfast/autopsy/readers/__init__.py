@@ -6,10 +6,11 @@ there is less evidence, and the verdict is less sure. That is an answer, not an 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HERE", "Roots", "number", "text"]
+__all__ = ["HERE", "Roots", "is_folder", "number", "text"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Roots:
 
 
 HERE = Roots()
+
+
+def is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # unlike Path.is_dir, also where we may not look
 
 
 def text(path: Path) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from holdfast.autopsy.readers import HERE, Roots, number, text
+from holdfast.autopsy.readers import HERE, Roots, is_folder, number, text
 
 __all__ = ["Confinement", "Group", "confinement", "groups", "kills", "kills_of"]
 
@@ -143,7 +143,7 @@ def _upwards(
     chain = [top / inside, *(top / parent for parent in inside.parents)]
     seen: dict[Path, Group] = {}
     for path in chain:
-        if path.is_dir():
+        if is_folder(path):
             seen.setdefault(path, Group(path, version))
     return tuple(seen.values())
 
@@ -152,7 +152,7 @@ def _upwards(
 def _mount(roots: Roots, controller: str | None) -> tuple[Path, PurePosixPath]:
     """Where a controller's tree (None: that of v2) is mounted, and which group is its root."""
     for place, root in _mounts(roots, controller):
-        if place.is_dir():
+        if is_folder(place):
             return place, root
     if controller is not None:
         return roots.cgroup / controller, PurePosixPath("/")

@@ -7,18 +7,20 @@ proves, its absence proves little.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.autopsy.readers import HERE, Roots
+from holdfast.autopsy.readers import HERE, Roots, process
 
 __all__ = ["KernelLog", "about", "read"]
 
 _RECORDS = 20_000  # of /dev/kmsg, at most
 _RING = 8192  # bytes of one record
+_SLACK = 30.0  # seconds
 _LATER = 5.0  # seconds a command may take
 
 
@@ -30,9 +32,18 @@ class KernelLog:
     lines: tuple[str, ...]
 
 
-def read(roots: Roots = HERE, *, commands: bool = False) -> KernelLog | None:
-    """The kernel's log, if we may see it. With `commands` also through dmesg and journalctl."""
-    lines = _kmsg(roots)
+def read(
+    roots: Roots = HERE, *, since: float = -math.inf, commands: bool = False
+) -> KernelLog | None:
+    """The kernel's log, if we may see it and its pids are ours.
+
+    `since` is in seconds of the monotonic clock, with some slack, because the kernel's log has a
+    clock of its own: pids come again, and an old line must not be taken for a new one. With
+    `commands` also through dmesg and journalctl.
+    """
+    if not process.in_first_namespace(roots):
+        return None
+    lines = _kmsg(roots, since - _SLACK)
     if lines is not None:
         return KernelLog(str(roots.kmsg), tuple(lines))
     if commands:
@@ -54,7 +65,7 @@ def about(pid: int, lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted))
 
 
-def _kmsg(roots: Roots) -> list[str] | None:
+def _kmsg(roots: Roots, since: float) -> list[str] | None:
     try:
         fd = os.open(roots.kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -70,16 +81,18 @@ def _kmsg(roots: Roots) -> list[str] | None:
                 break
             if not record:
                 break
-            found += [_message(line) for line in record.decode(errors="replace").splitlines()]
+            at, words = _parsed(record.decode(errors="replace"))
+            if at >= since:
+                found += words.splitlines()
     finally:
         os.close(fd)
     return found
 
 
-def _message(record: str) -> str:
-    """The words of a record "6,1234,5678,-;words"."""
-    head, separator, words = record.partition(";")
-    return words if separator and re.match(r"\d+,\d+,\d+", head) else record
+def _parsed(record: str) -> tuple[float, str]:
+    """Time and words of a record "6,1234,5678,-;words", with the time in microseconds."""
+    match = re.match(r"\d+,\d+,(\d+),[^;]*;", record)
+    return (int(match[1]) / 1e6, record[match.end() :]) if match else (math.inf, record)
 
 
 def _run(command: list[str]) -> str:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.autopsy.readers import HERE, Roots, number, text
+from holdfast.autopsy.readers import HERE, Roots, is_folder, number, text
 
 __all__ = [
     "Activity",
@@ -20,6 +20,7 @@ __all__ = [
     "Size",
     "activity",
     "descriptors",
+    "in_first_namespace",
     "is_dead",
     "limits",
     "machine_kills",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_FIRST_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def is_dead(pid: int | str, roots: Roots = HERE) -> bool | None:
     fields = _stat(pid, roots)
     if fields is not None:
         return fields[0] in "ZX"
-    return True if (roots.proc / "self").exists() else None
+    return True if is_folder(roots.proc / "self") else None
 
 
 def size(pid: int | str, roots: Roots = HERE) -> Size | None:
@@ -153,6 +155,14 @@ def limits(pid: int | str, roots: Roots = HERE) -> Limits | None:
         return tuple(int(value) if value.isdigit() else None for value in values)  # type: ignore[return-value]
 
     return Limits(row("Max open files"), row("Max processes"))
+
+
+def in_first_namespace(roots: Roots = HERE) -> bool:
+    """Whether pids here are those of the kernel's log; in most containers they are not."""
+    try:
+        return os.readlink(roots.proc / "self" / "ns" / "pid") == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 def setting(name: str, roots: Roots = HERE) -> int | None:
