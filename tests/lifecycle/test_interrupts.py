@@ -437,5 +437,7 @@ def test_a_sampler_that_fails_does_not_end_the_epoch_early() -> None:
         to_the_end()
     with pytest.raises(LoaderClosed, match=r"the sampler ended with Tick\(\)"):
         to_the_end()
-    assert seen == list(range(len(seen)))
+    assert seen == list(range(10))
+    with pytest.raises(StopIteration):
+        next(batches)
     batches._shutdown_workers()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["deferred", "restore"]
+__all__ = ["deferred", "restore", "struck"]
 
 _put_aside: dict[int, Any] = {}
 _NUMBERS = (
@@ -63,3 +63,17 @@ def restore() -> None:
     for number in reversed(list(_put_aside)):  # Ctrl-C, the first in the list, comes back last
         signal.signal(number, _put_aside[number])
         _put_aside.pop(number, None)
+
+
+def struck(error: BaseException) -> bool:
+    """Whether a signal handler raised this, and not the code it interrupted."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(one, "__code__", None) for one in handlers if callable(one)} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False

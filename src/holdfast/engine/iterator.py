@@ -166,7 +166,6 @@ class ProcessIterator(_BaseDataLoaderIter):
             )
         self._owner = os.getpid()
         self._stats = stats
-        self._stuck: Parcel | None = None
         self._options = options
         self._ledger = ledger
         self._account: Account | None = None
@@ -350,12 +349,11 @@ class ProcessIterator(_BaseDataLoaderIter):
         try:
             data = result.unpack()
             return _pin(data, self._pin_memory_device) if self._pin_memory else data
-        except BaseException:
-            # A signal handler that raised may have struck here: the batch is still to be had. But
-            # a batch that cannot be unpacked must not be in the way for ever.
-            if self._stuck is result:
+        except BaseException as error:
+            # If a signal handler raised, the batch is still to be had. One that cannot be unpacked
+            # must not be in the way for ever.
+            if not interrupts.struck(error):
                 self._pool.taken = None
-            self._stuck = result
             raise
 
     def _error(self, delivery: m.Delivery) -> BaseException:

@@ -262,12 +262,24 @@ class Pool:
                     self._draw(draw)
                 else:
                     self.ended = taken is m.END
+                    if self.ended and self._sampler_error is not None:
+                        self._say_that_it_is_incomplete()
             except BaseException as error:
                 if self._midway:
                     self._break(error)
                 raise
             self._midway = False
             return taken  # type: ignore[no-any-return]
+
+    def _say_that_it_is_incomplete(self) -> None:
+        """Instead of the first end: the sampler has failed, and had no more to give after that."""
+        error, self._sampler_error = self._sampler_error, None
+        self.taken = None
+        self._midway = False
+        raise LoaderClosed(
+            f"this epoch is incomplete: the sampler ended with {error!r} in an earlier next(); "
+            "iter(loader) begins a new one"
+        ) from error
 
     def _enter(self) -> None:
         """From here until `_midway` is False again nothing may be left half done.
@@ -541,13 +553,6 @@ class Pool:
             try:
                 index = draw()
             except StopIteration:
-                if self._sampler_error is not None:
-                    self._midway = False
-                    raise LoaderClosed(
-                        f"the sampler ended with {self._sampler_error!r} in an earlier next() and "
-                        "has no more to give, so this epoch would be too short; iter(loader) "
-                        "begins a new one"
-                    ) from self._sampler_error
                 self.machine.drained()
             except BaseException as error:
                 self._sampler_error = error
