@@ -56,6 +56,8 @@ class Incident:
     """What was read: exit status, counters, memory, limits, stack. Only what could be."""
     remedies: tuple[Remedy, ...] = ()
     """What to do, cheapest first, with this machine's figures."""
+    sample_name: str | None = None
+    """What the dataset calls the sample, if it has ``sample_name(index)``."""
 
     def __str__(self) -> str:
         return (
@@ -107,7 +109,10 @@ class Incident:
         """What it was doing then, in words."""
         if self.step == "fetch" and self.position is not None:
             name = f"sample {self.sample!r}" if self.sample is not None else "a sample"
-            return f" while loading {name} (position {self.position} of batch {self.batch})"
+            where = f"position {self.position} of batch {self.batch}"
+            if self.sample_name is not None:
+                where = f"{self.sample_name}; {where}"
+            return f" while loading {name} ({where})"
         words = {
             "boot": " while it was starting",
             "start-up": " while it was starting",

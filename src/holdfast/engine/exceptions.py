@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import pickle
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ class SampleRef(NamedTuple):
     position: int | None
     batch: int
     worker_id: int
+    name: str | None = None  # what the dataset calls it, if it has names
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,19 @@ def describe(error: BaseException, *, position: int | None, step: str) -> Failur
     )
 
 
-def rebuild(failure: Failure, *, index: Any, batch: int, worker_id: int) -> BaseException:
+def rebuild(
+    failure: Failure,
+    *,
+    index: Any,
+    batch: int,
+    worker_id: int,
+    name_of: Callable[[Any], str | None] = lambda index: None,
+) -> BaseException:
     """In the main process: the exception to raise."""
     message = (
         f"Caught {failure.name} in DataLoader worker process {worker_id}.\nOriginal {failure.text}"
     )
-    sample, words = _whereabouts(failure, index, batch, worker_id)
+    sample, words = _whereabouts(failure, index, batch, worker_id, name_of)
     message = f"{message}\nholdfast: {words}"
     kind = _first_type(failure.types)
     original = _unpickled(failure.original)
@@ -93,7 +102,13 @@ def rebuild(failure: Failure, *, index: Any, batch: int, worker_id: int) -> Base
     return error
 
 
-def _whereabouts(failure: Failure, index: Any, batch: int, worker_id: int) -> tuple[SampleRef, str]:
+def _whereabouts(
+    failure: Failure,
+    index: Any,
+    batch: int,
+    worker_id: int,
+    name_of: Callable[[Any], str | None],
+) -> tuple[SampleRef, str]:
     position = failure.position
     several = isinstance(index, (list, tuple))
     sample = index
@@ -106,8 +121,11 @@ def _whereabouts(failure: Failure, index: Any, batch: int, worker_id: int) -> tu
         place = "" if position is None else f"sample {position} of "
         return ref, f"raised by {place}batch {batch} of worker {worker_id}"
     if failure.step == "fetch" and position is not None:
-        place = f"position {position} of {len(index)} in " if several else ""
-        return ref, f"raised by sample {_short(sample)} ({place}batch {batch}, worker {worker_id})"
+        name = name_of(sample)
+        place = "" if name is None else f"{name}; "
+        place += f"position {position} of {len(index)} in " if several else ""
+        words = f"raised by sample {_short(sample)} ({place}batch {batch}, worker {worker_id})"
+        return ref._replace(name=name), words
     doing = {"fetch": "loading", "collate": "collating", "send": "sending"}[failure.step]
     samples = f"samples {_short(index)}" if several else f"sample {_short(index)}"
     return ref, f"raised while {doing} batch {batch} ({samples}) in worker {worker_id}"

@@ -45,7 +45,7 @@ from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.memory.codec import Parcel
 from holdfast.options import Options
 from holdfast.samples.ledger import Account, Ledger
-from holdfast.samples.record import BadSample
+from holdfast.samples.record import BadSample, name_of
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
@@ -361,7 +361,11 @@ class ProcessIterator(_BaseDataLoaderIter):
         task, result = delivery.task, delivery.result
         if isinstance(result, Failed):
             return rebuild(
-                result.failure, index=task.index, batch=task.number, worker_id=task.worker
+                result.failure,
+                index=task.index,
+                batch=task.number,
+                worker_id=task.worker,
+                name_of=functools.partial(name_of, self._dataset),
             )
         past_it = self._account is not None
         return poisoned(result, list(self._pool.obituaries), past_it=past_it)

@@ -62,7 +62,7 @@ from holdfast.memory import arena as arenas
 from holdfast.memory import codec
 from holdfast.memory.arena import Window
 from holdfast.samples.ledger import Account
-from holdfast.samples.record import BadSample, digest_of_stack
+from holdfast.samples.record import BadSample, digest_of_stack, name_of
 from holdfast.samples.substitute import NOTHING, position_of, sample_of
 
 __all__ = ["Failed", "Pool", "Refused", "Reported", "TimedOut", "WorkerHandle", "close_all"]
@@ -782,6 +782,7 @@ class Pool:
             because=found.verdict.because,
             evidence=found.evidence.to_json(),
             remedies=found.verdict.remedies,
+            sample_name=None if sample is None else name_of(self._blueprint.dataset, sample),
         )
         self.obituaries.append(incident)
         self._on_incident(incident)

@@ -62,6 +62,9 @@ def poisoned(
     where = f"batch {task.number}"
     if position is not None:
         where = f"position {position} of {where}"
+    named = next((one.sample_name for one in deaths if one.sample_name is not None), None)
+    if named is not None:
+        where = f"{named}; {where}"
     pids = ", ".join(str(one.pid) for one in deaths)
     error = PoisonSample(
         f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {name} ({where}) ended "
@@ -69,7 +72,8 @@ def poisoned(
         + _list(deaths)
         + _why_not_past_it(verdict, past_it)
         + f"\nWhat to do: load dataset[{sample!r}] by itself in a separate Python process to see "
-        "it fail, then mend or leave out that sample."
+        "it fail, then mend that sample"
+        + ("." if past_it else ', or go on without it: DataLoader(..., on_bad_sample="skip").')
     )
     error.sample = sample  # type: ignore[attr-defined]
     return error
