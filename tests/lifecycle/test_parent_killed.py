@@ -65,7 +65,9 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
         f"""
         iterator = iter(DataLoader(Bulky(), num_workers=2, batch_size=None, prefetch_factor=200))
         next(iterator)
-        say("workers", *(worker.pid for worker in iterator._workers))
+        pids = [worker.pid for worker in iterator._workers]
+        iterator._pool.lock.acquire()  # or the watch reads what they send, now and then
+        say("workers", *pids)
         {WAITING}
         """
     )

@@ -528,7 +528,7 @@ class Pool:
         """The watch looks at least this often."""
         if self._stall_timeout is None:
             return LONGEST_WAIT
-        return min(LONGEST_WAIT, max(0.05, self._stall_timeout / 4))
+        return min(LONGEST_WAIT, max(0.05, self._stall_timeout / 10))
 
     def _check_owner(self) -> None:
         if os.getpid() != self.owner:
@@ -836,7 +836,7 @@ class Pool:
             self._carry_out(self.machine.handle(m.Ticked(now)))
         if self._stall_timeout is None or now < self._next_look:
             return
-        self._next_look = now + max(0.05, self._stall_timeout / 8)
+        self._next_look = now + self._longest_interval()
         for worker, place in enumerate(self._places):
             if not self.machine.busy(worker):
                 continue
