@@ -286,7 +286,9 @@ def test_a_function_that_says_raise_gets_the_error_as_ever(how: str, error: Any)
     with pytest.raises(error) as caught:
         next(iterator)
     if how == "raises":
-        assert "raised by sample 2 (position 2 of 4 in batch 0, worker 0)" in str(caught.value)
+        assert "raised by sample 2 (sample-2.bin; position 2 of 4 in batch 0, worker 0)" in str(
+            caught.value
+        )
     assert indices([rows(next(iterator))]) == [4, 5, 6, 7]
     assert [one.action for one in loader.bad_samples] == ["raised"]
     loader.close()

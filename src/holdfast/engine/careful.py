@@ -34,11 +34,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
 
 from holdfast.autopsy.blackbox import FETCH
 from holdfast.engine.exceptions import without_our_frames
-from holdfast.engine.fetch import IterableFetcher, MapFetcher, state_of
+from holdfast.engine.fetch import IterableFetcher, MapFetcher, makes_batches, state_of
 from holdfast.engine.randomness import Randomness, Snapshot, bring_back
 from holdfast.errors import NoSubstitute, PoisonSample, ReplicaLost, WorkerError
 from holdfast.memory.collate import Placement
@@ -387,10 +386,8 @@ class CarefulMapFetcher(_Careful, MapFetcher):
         """What ``__getitems__`` gives; None if there is none or it fails, and all is to be loaded
         one by one, to find whose fault it is."""
         dataset = self.dataset
-        if not self.auto_collation or not getattr(dataset, "__getitems__", None):
+        if not self.auto_collation or not makes_batches(dataset):
             return None
-        if type(dataset) is Subset and not hasattr(dataset.dataset, "__getitems__"):
-            return None  # it would do just that
         known = batch.brief.known
         keys = [key for position, key in enumerate(batch.keys) if position not in known]
         self._left_out = len(batch.keys) - len(keys)

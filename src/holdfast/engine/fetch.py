@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from holdfast.autopsy.blackbox import COLLATE, FETCH
 from holdfast.engine.faults import Faults
 from holdfast.memory.arena import Arena
 from holdfast.memory.collate import Placement
 
-__all__ = ["IterableFetcher", "MapFetcher", "state_of"]
+__all__ = ["IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
 
 class _Base:
@@ -69,6 +69,17 @@ class _Base:
             self.faults.strike("before-fetch", task)
 
 
+def makes_batches(dataset: Any) -> bool:
+    """Whether the dataset loads a whole batch at once, so that nobody can tell where it is in it.
+
+    torch's own Subset does so only if what it is a part of does: asked for one sample after the
+    other, it gives the same.
+    """
+    if type(dataset) is Subset:
+        return makes_batches(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 class MapFetcher(_Base):
     """For datasets with ``__getitem__``."""
 
@@ -77,7 +88,7 @@ class MapFetcher(_Base):
         if not self.auto_collation:
             self.recorder.note(task, 0, FETCH)
             data = self.dataset[index]
-        elif getattr(self.dataset, "__getitems__", None):
+        elif makes_batches(self.dataset):
             data = self.dataset.__getitems__(index)
         else:
             placement = self._placement(index)  # lives until its rows are collated
