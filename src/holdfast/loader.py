@@ -174,6 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.quarantine = quarantine
         self.logbook = logbook
         self._options()
+        options.check_places(quarantine=quarantine)
 
     def _options(self) -> options.Options:
         """The options as they are now: they stay assignable, like ``num_workers``."""
@@ -267,7 +268,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def close(self) -> None:
         """End all workers of this loader now. It can be iterated again; batches stay valid."""
         runtime = self._runtime
-        if runtime.owner == os.getpid():
+        if runtime.owner == os.getpid() and runtime.pools:
             close_all(runtime.pools)  # also those whose iterator is gone already
         runtime.iterator = None
 

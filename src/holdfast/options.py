@@ -96,21 +96,29 @@ def _limit(value: Any) -> Limit:
     raise ValueError(f"max_bad_samples={value!r} is out of range; {right}")
 
 
+def check_places(*, quarantine: Any) -> None:
+    """Whether files can be where they are to be: asked once, when the loader is made. That a disk
+    is gone later must not end a run."""
+    path = _quarantine(quarantine)
+    if path is None:
+        return
+    right = 'it takes the path of a file, such as "bad.jsonl", in a folder that can be written'
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ValueError(f"quarantine={quarantine!r}: there is no folder {folder}; {right}")
+    if os.path.isdir(path):
+        raise ValueError(f"quarantine={quarantine!r} is a folder; {right}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK | os.R_OK):
+        raise ValueError(f"quarantine={quarantine!r} cannot be read and written here; {right}")
+
+
 def _quarantine(value: Any) -> str | None:
     right = 'it takes the path of a file to keep, such as "bad.jsonl", or None'
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise TypeError(f"quarantine={value!r} is of the wrong type; {right}")
-    path = os.path.abspath(value)
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        raise ValueError(f"quarantine={value!r}: there is no folder {folder}; {right}")
-    if os.path.isdir(path):
-        raise ValueError(f"quarantine={value!r} is a folder; {right}")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK | os.R_OK):
-        raise ValueError(f"quarantine={value!r} cannot be read and written here; {right}")
-    return path
+    return os.path.abspath(value)
 
 
 def _restarts(value: Any, num_workers: int) -> RestartPolicy:

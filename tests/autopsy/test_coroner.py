@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast import DataLoader
 from holdfast.autopsy import coroner, thread_notes
 from holdfast.autopsy.coroner import Coroner, Examination
 from holdfast.autopsy.incident import Incident
@@ -288,3 +290,19 @@ def test_the_report_has_reasons_below_it_and_json_has_everything() -> None:
     assert record["sample"] == "('a', 1)"
     assert record["text"].startswith("worker 3")
     assert record["confidence"] == "high"
+
+
+def test_an_examination_that_fails_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ValueError("nobody thought of this")
+
+    monkeypatch.setattr(Coroner, "examine", fail)
+    loader = DataLoader(range(40), num_workers=1)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    seen = [next(iterator).item()]
+    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    seen += [batch.item() for batch in iterator]
+    assert seen == list(range(40))
+    assert "the run goes on" in caplog.text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -301,3 +303,28 @@ def test_a_batch_that_outlives_everything_does_not_keep_a_process_alive() -> Non
 
 def big(samples: list[int]) -> torch.Tensor:
     return torch.full((100_000,), samples[0])
+
+
+def test_closing_in_a_later_epoch_is_not_the_end_of_that_epoch() -> None:
+    loader = DataLoader(Numbers(10), num_workers=1, persistent_workers=True)
+    assert values(loader) == list(range(10))
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    with pytest.raises(LoaderClosed):
+        next(iterator)
+
+
+class FailingSampler:
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        raise ValueError("no more")
+
+
+def test_a_sampler_that_failed_keeps_nothing_alive() -> None:
+    loader = DataLoader(Numbers(10), num_workers=1, sampler=FailingSampler())
+    with contextlib.suppress(ValueError):
+        list(loader)
+    del loader
+    gc.collect()
+    assert eventually(lambda: not children(), 5.0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from typing import Any
 
 import pytest
 
-from holdfast import DataLoader
+from holdfast import DataLoader, LoaderClosed
 from tests.lifecycle.samples import Numbers
 from tests.lifecycle.trainer import Stage, children
 
@@ -211,3 +214,55 @@ def test_a_trainer_that_waits_for_all_its_children_does_not_harm_the_loader(stag
     assert ended.err == ""
     assert ended.code == 0
     assert ended.values("done")
+
+
+def in_a_child(act: Any) -> str:
+    """What `act` says in a forked child."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os.write(writer, str(act()).encode() or b"-")
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 10_000).decode()
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return said
+
+
+def test_a_child_that_looks_at_its_parents_workers_takes_nothing_from_them() -> None:
+    iterator = iter(DataLoader(Numbers(200), num_workers=2))
+    seen = [next(iterator).item()]
+    for _ in range(5):
+        assert "pid=" in in_a_child(lambda: iterator._workers)
+        seen.append(next(iterator).item())
+    seen += [batch.item() for batch in iterator]
+    assert seen == list(range(200))
+
+
+def test_a_childs_next_on_its_parents_iterator_is_refused_also_when_the_lock_was_held() -> None:
+    iterator = iter(DataLoader(Numbers(20), num_workers=1))
+
+    def refused() -> str:
+        try:
+            next(iterator)
+        except LoaderClosed as error:
+            return str(error)
+        return "not refused"
+
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with iterator._pool.lock:
+            held.set()
+            release.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    try:
+        assert "belongs to process" in in_a_child(refused)
+    finally:
+        release.set()
+        holder.join()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
@@ -383,10 +385,29 @@ def ring(number: int, frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
-def struck_epoch(dice: random.Random) -> tuple[list[int], bool]:
+class Ringing:
+    """A handler need not be a function."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        ring(number, frame)
+
+
+HANDLERS = {"function": ring, "partial": functools.partial(ring), "object": Ringing()}
+
+
+class Hesitant:
+    """A sampler that an alarm strikes more often than not."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(240):
+            time.sleep(0.0002)
+            yield index
+
+
+def struck_epoch(dice: random.Random, **options: Any) -> tuple[list[int], bool]:
     """What an epoch gave while a handler raised again and again, and whether it came to its end."""
     seen: list[int] = []
-    batches = iter(DataLoader(Numbers(240), batch_size=4, num_workers=2))
+    batches = iter(DataLoader(Numbers(240), batch_size=4, num_workers=2, **options))
     signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.001, 0.02), dice.uniform(0.001, 0.02))
     try:
         while True:
@@ -402,13 +423,25 @@ def struck_epoch(dice: random.Random) -> tuple[list[int], bool]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def test_a_handler_that_raises_inside_next_never_loses_a_batch_without_a_word() -> None:
+@pytest.mark.parametrize(
+    ("handler", "options"),
+    [
+        ("function", {}),
+        ("function", {"sampler": Hesitant()}),
+        ("function", {"sampler": Hesitant(), "on_bad_sample": "replace"}),
+        ("partial", {}),
+        ("object", {}),
+    ],
+)
+def test_a_handler_that_raises_inside_next_never_loses_a_batch_without_a_word(
+    handler: str, options: dict[str, Any]
+) -> None:
     seed = random.randrange(10**6)
     dice = random.Random(seed)
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, HANDLERS[handler])
     try:
-        for _ in range(25):
-            seen, whole = struck_epoch(dice)
+        for _ in range(10):
+            seen, whole = struck_epoch(dice, **options)
             assert seen == list(range(len(seen))), seed
             assert not whole or len(seen) == 240, seed
     finally:

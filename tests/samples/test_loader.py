@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
-from holdfast import BadSampleWarning, DataLoader, TooManyBadSamples, WorkerError
+from holdfast import BadSample, BadSampleWarning, DataLoader, TooManyBadSamples, WorkerError
 from holdfast.options import parse
 from holdfast.samples.policy import Limit
 from tests.samples.datasets import Caught, Corrupt, Flaky, Patient
@@ -372,3 +375,58 @@ def test_counters_count_batches_that_came() -> None:
     streams, loader = ours(Corrupt(bad, 12), batch_size=4, num_workers=1, on_bad_sample="skip")
     assert loader.stats()["batches"] == len(streams[0]) == 2
     assert streams == stock(Caught(bad, 12), batch_size=4, num_workers=1)
+
+
+class Broken(Dataset[int]):
+    """The first `bad` of them raise."""
+
+    def __init__(self, size: int, bad: int, error: type[Exception] = ValueError) -> None:
+        self.size, self.bad, self.error = size, bad, error
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        if index < self.bad:
+            raise self.error("broken")
+        return index
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
+def test_without_workers_a_substitute_is_looked_for_as_far_as_with_them() -> None:
+    loader = DataLoader(Broken(400, 128), batch_size=8, on_bad_sample="replace")
+    stream = torch.cat(list(loader)).tolist()
+    assert len(stream) == 400
+    assert min(stream) >= 128
+
+
+def always_raise(bad: BadSample) -> str:
+    return "raise"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_stop_iteration_never_ends_an_epoch(num_workers: int) -> None:
+    loader = DataLoader(
+        Broken(10, 3, StopIteration), num_workers=num_workers, on_bad_sample=always_raise
+    )
+    with pytest.raises(WorkerError, match="StopIteration"):
+        list(loader)
+
+
+@pytest.mark.filterwarnings("error::holdfast.BadSampleWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_warning_that_is_an_error_loses_no_bad_sample(num_workers: int) -> None:
+    loader = DataLoader(Broken(8, 4), batch_size=4, num_workers=num_workers, on_bad_sample="skip")
+    with pytest.raises(BadSampleWarning):
+        list(loader)
+    assert [bad.index for bad in loader.bad_samples] == [0, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
+def test_a_quarantine_whose_folder_is_gone_does_not_end_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    loader = DataLoader(Broken(4, 1), on_bad_sample="skip", quarantine=folder / "bad.jsonl")
+    assert len(list(loader)) == 3
+    shutil.rmtree(folder)
+    assert len(list(loader)) == 3

@@ -36,6 +36,7 @@ log = logging.getLogger("holdfast")
 KINDS = ("incidents", "bad_samples", "memory")
 LIMIT = 8 << 20  # bytes of one file before it is put aside
 _LONGEST = 256 << 10  # bytes of one record
+PATIENCE = 1.0  # seconds to wait for others who write
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -124,11 +125,28 @@ def _alone(folder: Path) -> Iterator[None]:
     """While files are put aside nobody else may append. The kernel drops the lock of the dead."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: one writer is the rule
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd)
         yield
     finally:
+        # Not by closing alone: a child that another thread forked just now has a copy of it.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    """Wait a moment, not for ever: a line between two others is worse than none, a hang worse."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+        except OSError:
+            return  # a file system without locks: one writer is the rule
 
 
 def _is_torn(fd: int) -> bool:

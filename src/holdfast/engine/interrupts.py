@@ -9,10 +9,13 @@ take them, so the handlers themselves are put aside for the moment.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 __all__ = ["deferred", "restore", "struck"]
@@ -48,14 +51,14 @@ def deferred() -> Iterator[None]:
                 signal.signal(number, lambda number, frame: caught.append(number))
         yield
     finally:
-        try:
-            restore()
-        except BaseException:  # a handler that is back already raised: bring back the others too
-            restore()
-            raise
         with contextlib.ExitStack() as again:  # all of them, though the first one may raise
             for which in dict.fromkeys(caught):
                 again.callback(signal.raise_signal, which)
+            try:
+                restore()
+            except BaseException:  # a handler that is back already raised: the others too
+                restore()
+                raise
 
 
 def restore() -> None:
@@ -69,11 +72,18 @@ def struck(error: BaseException) -> bool:
     """Whether a signal handler raised this, and not the code it interrupted."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(one, "__code__", None) for one in handlers if callable(one)} - {None}
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:
             return True
         trace = trace.tb_next
     return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__"):
+        handler = inspect.getattr_static(type(handler), "__call__", None)
+    return getattr(handler, "__code__", None)

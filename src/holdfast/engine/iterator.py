@@ -45,7 +45,7 @@ from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.memory.codec import Parcel
 from holdfast.options import Options
 from holdfast.samples.ledger import Account, Ledger
-from holdfast.samples.record import BadSample, name_of
+from holdfast.samples.record import name_of
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
@@ -90,14 +90,15 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def _look_further(self) -> Iterator[tuple[int, Any]]:
         """What the sampler gives next, when nothing it has given so far can stand in."""
-        while len(self._ahead) < LOOK_FURTHER:
-            try:
-                index: Any = self._next_index()  # type: ignore[no-untyped-call]
-            except StopIteration:
-                return
-            self._ahead.append(index)
+        for number in range(LOOK_FURTHER):
+            if number == len(self._ahead):
+                try:
+                    self._ahead.append(self._next_index())  # type: ignore[no-untyped-call]
+                except StopIteration:
+                    return
+            index = self._ahead[number]
             keys = index if self._auto_collation else [index]
-            yield from enumerate(keys, len(self._ahead) << 20)
+            yield from enumerate(keys, (number + 1) << 20)
 
     def _next_data(self) -> Any:
         if self._careful is not None:
@@ -108,10 +109,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         except StopIteration as stop:
             if self._dataset_kind == _DatasetKind.Iterable:
                 raise
-            raise WorkerError(
-                f"Caught StopIteration while loading samples {index!r}: raised by __getitem__ or "
-                "the collate function of a map-style dataset, it would have ended the epoch early"
-            ) from stop
+            raise _no_end(index) from stop
         if self._pin_memory:
             data = _pin(data, self._pin_memory_device)
         self._stats.batches += 1
@@ -133,8 +131,10 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             self._number += 1
             try:
                 data = fetcher.fetch(number, index, account.brief(number, index))
-            except StopIteration:
+            except StopIteration as stop:
                 account.settle(len(fetcher.reports), fetcher.reports)
+                if self._dataset_kind != _DatasetKind.Iterable:
+                    raise _no_end(index) from stop
                 account.end()
                 raise
             except Exception:
@@ -287,6 +287,7 @@ class ProcessIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         pool = self._pool
+        pool.check_owner()
         try:
             with pool.lock:  # two threads may share an iterator
                 while True:
@@ -299,7 +300,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     if not isinstance(taken, m.Delivery):
                         pool.taken = None
                         break
-                    if taken.result is not DROPPED:
+                    if _answer(taken) is not DROPPED:
                         data = self._unwrap(taken)
                         pool.taken = None
                         return data
@@ -327,9 +328,8 @@ class ProcessIterator(_BaseDataLoaderIter):
         self._settled = taken
         try:
             if isinstance(taken, m.Delivery):
-                bad: tuple[BadSample, ...] = ()
-                if isinstance(taken.result, Reported):
-                    bad, taken.result = taken.result.bad, taken.result.result
+                result = taken.result
+                bad = result.bad if isinstance(result, Reported) else ()
                 account.settle(_count(taken.task.index), bad)
             elif taken is m.END:
                 unclaimed, self._pool.unclaimed = self._pool.unclaimed, []
@@ -341,7 +341,7 @@ class ProcessIterator(_BaseDataLoaderIter):
 
     def _unwrap(self, delivery: m.Delivery) -> Any:
         """The batch, or the error that stands for it."""
-        result = delivery.result
+        result = _answer(delivery)
         if not isinstance(result, Parcel):
             error = self._error(delivery)
             self._pool.taken = None
@@ -358,7 +358,7 @@ class ProcessIterator(_BaseDataLoaderIter):
 
     def _error(self, delivery: m.Delivery) -> BaseException:
         """What to raise for a batch that is none."""
-        task, result = delivery.task, delivery.result
+        task, result = delivery.task, _answer(delivery)
         if isinstance(result, Failed):
             return rebuild(
                 result.failure,
@@ -374,6 +374,13 @@ class ProcessIterator(_BaseDataLoaderIter):
         self._pool.close()
 
 
+def _no_end(index: Any) -> WorkerError:
+    return WorkerError(
+        f"Caught StopIteration while loading samples {index!r}: raised by __getitem__ or "
+        "the collate function of a map-style dataset, it would have ended the epoch early"
+    )
+
+
 def _open_account(iterator: Any, options: Options, ledger: Ledger) -> Account | None:
     """The books of an epoch; None if bad samples raise as with torch."""
     if options.policy is None:
@@ -385,6 +392,12 @@ def _open_account(iterator: Any, options: Options, ledger: Ledger) -> Account | 
         iterator._dataset,
         int(iterator._base_seed),
     )
+
+
+def _answer(delivery: m.Delivery) -> Any:
+    """What a worker answered, without what it reported beside it."""
+    result = delivery.result
+    return result.result if isinstance(result, Reported) else result
 
 
 def _count(index: Any) -> int:

@@ -48,7 +48,7 @@ class Lifeline:
     def cut(self) -> None:
         """In the trainer, at the very end: whoever is still there dies."""
         os.close(self.reading)
-        os.close(self._writing)
+        self.let_go()
 
 
 def arm(reading: int) -> None:

@@ -537,8 +537,8 @@ class Machine:
         if event.generation != seat.generation:
             return []
         task = self._answered(seat)
-        assert isinstance(task, Task), event
-        assert task.number == event.task, (task, event)
+        _agree(task, event.task)
+        assert isinstance(task, Task)
         self._finish(task, event.result)
         return []
 
@@ -568,8 +568,8 @@ class Machine:
 
     def _replica_ended(self, seat: _Seat, number: int) -> None:
         task = self._answered(seat)
-        assert isinstance(task, Task), number
-        assert task.number == number, (task, number)
+        _agree(task, number)
+        assert isinstance(task, Task)
         self._close_replica(seat)
 
     def _close_replica(self, seat: _Seat) -> None:
@@ -701,3 +701,9 @@ class Machine:
             seat.id, seat.generation, seat.answered, seat.passed, seat.replica, seat.exhausted
         )
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]
+
+
+def _agree(item: Item, number: int) -> None:
+    """Also without assertions: batches that are mixed up must never be delivered."""
+    if not isinstance(item, Task) or item.number != number:
+        raise RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")

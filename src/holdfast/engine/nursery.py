@@ -17,6 +17,7 @@ got a dead worker's pid.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import multiprocessing.process
@@ -357,7 +358,8 @@ class _Nurse:
         for pidfd, (pid, one, other) in self.children.items():
             if (one, other) == (worker, generation):
                 if number == signal.SIGABRT:  # for its stack, not for a core file of it
-                    resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+                    with contextlib.suppress(OSError):  # a sandbox may forbid it
+                        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
                 signal.pidfd_send_signal(pidfd, number)
         self._report(Signalled(worker, generation, number))
 

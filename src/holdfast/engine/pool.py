@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import io
 import logging
 import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -34,6 +37,7 @@ from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import Incident, describe_end, describe_status
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.stack import tidy
+from holdfast.engine import interrupts
 from holdfast.engine import machine as m
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel, pair
@@ -77,8 +81,10 @@ LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
 
 _CONTENT = 1 + HEAD.size
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools: dict[int, Pool] = {}  # all that are open, by id
 _leaving: set[Pool] = set()  # pools whose watch has been told to close them
+_not_ours: list[Pool] = []  # in a forked process: those of its parent
+_ONE = (1).to_bytes(8, sys.byteorder)
 _descriptors = threading.Lock()
 """Held while descriptors are closed, or made and passed on by a fork: a number that one thread has
 just closed may already be another's."""
@@ -175,7 +181,7 @@ class Pool:
         self.closing = False
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
         self._midway = False  # in the middle of something that nobody can go on from
-        self._sampler_error: BaseException | None = None  # the last word of the sampler
+        self._sampler_error: str | None = None  # the last word of the sampler
         self.taken: Taken | None = None
         self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.ended = False
@@ -193,14 +199,15 @@ class Pool:
         self._explained: set[str] = set()
         self.lock = threading.RLock()
         self._awake_since = self._last_look = self._next_look = time.monotonic()
-        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._bell = [self.wake]  # whoever takes it out rings it
+        # A file object, because that knows when it is closed; a number may be another's by then.
+        self._bell = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+        self.wake = self._bell.fileno()
         self._done = threading.Event()
         self._poll = select.poll()
         self._channels: dict[int, int] = {}  # descriptor -> worker
         self._places: list[_Place] = []
         with _descriptors, contextlib.ExitStack() as undo:
-            undo.callback(os.close, self.wake)
+            undo.callback(self._bell.close)
             if payload is not None:
                 undo.callback(payload.close)
             self._lifeline = Lifeline()
@@ -214,7 +221,7 @@ class Pool:
             self._nursery = self._new_nursery()
             undo.pop_all()
         self._poll.register(self.wake, select.POLLIN)
-        _pools.add(self)
+        _pools[id(self)] = self
         self._watch = threading.Thread(
             target=_watch, args=(self, self.wake), name="holdfast-watch", daemon=True
         )
@@ -233,7 +240,7 @@ class Pool:
         It stays in `taken` until the consumer has made its batch of it, however often a signal
         handler raises in between.
         """
-        self._check_owner()
+        self.check_owner()
         machine = self.machine
         with self.lock:
             self._enter()
@@ -277,9 +284,9 @@ class Pool:
         self.taken = None
         self._midway = False
         raise LoaderClosed(
-            f"this epoch is incomplete: the sampler ended with {error!r} in an earlier next(); "
+            f"this epoch is incomplete: the sampler ended with {error} in an earlier next(); "
             "iter(loader) begins a new one"
-        ) from error
+        )
 
     def _enter(self) -> None:
         """From here until `_midway` is False again nothing may be left half done.
@@ -351,10 +358,11 @@ class Pool:
         self, shared_seed: int | None, draw: Callable[[], Any], account: Account | None
     ) -> None:
         """Begin another epoch on the same workers."""
-        self._check_owner()
+        self.check_owner()
         with self._undivided():
             self._check()
             self.taken = self._sampler_error = None
+            self.ended = False
             self.account = account
             self.unclaimed.clear()
             self._shared_seed = shared_seed
@@ -382,14 +390,17 @@ class Pool:
 
     def _learn(self, timeout: float) -> bool:
         """Take in what has happened; whether it makes sense to ask again."""
+        if self.owner != os.getpid():
+            return False
         with self.lock:
-            if self.closed or self._midway:  # midway: a signal handler of this thread asks
+            if self.closing or self._midway:  # midway: a signal handler of this thread asks
                 return False
             with self._undivided():
                 self._pump(timeout)
             return timeout > 0
 
     def signal(self, worker: int, number: int) -> None:
+        self.check_owner()
         with self.lock:
             if not self.closed:
                 self._coroner.sent(worker)
@@ -418,15 +429,14 @@ class Pool:
         """
         if self.owner != os.getpid():
             return
+        if self._done.is_set():
+            return
+        _leaving.add(self)  # or nobody might hold it until the watch comes to it
+        self.closing = True
         try:
-            bell = self._bell.pop()
-        except IndexError:
-            return  # somebody else has
-        try:
-            _leaving.add(self)
-            os.eventfd_write(bell, 1)  # also wakes whoever waits with the lock in hand
-        finally:
-            self.closing = True
+            self._bell.write(_ONE)  # also wakes whoever waits with the lock in hand
+        except (ValueError, OSError):
+            pass  # it is closed already
 
     def wait_closed(self, deadline: float) -> None:
         """Wait until it is closed, unless that depends on this very thread."""
@@ -438,13 +448,6 @@ class Pool:
 
     def close_now(self) -> None:
         """The closing itself, in the watch's thread."""
-        try:
-            self._bell.pop()  # nobody rings from now on
-        except IndexError:
-            for _ in range(1000):  # somebody does, or has: let that be finished
-                if self.closing:
-                    break
-                time.sleep(0.001)
         with self.lock:
             self.closing = True
             try:
@@ -459,7 +462,7 @@ class Pool:
             ends.callback(self._done.set)
             ends.callback(_leaving.discard, self)
             ends.enter_context(_descriptors)
-            ends.callback(os.close, self.wake)
+            ends.callback(self._bell.close)
             if self._payload is not None:
                 ends.callback(self._payload.close)
             ends.callback(self._boxes.close)
@@ -473,7 +476,7 @@ class Pool:
         """Tell everybody; wait for nobody."""
         self.closed = True
         self.machine.stop()
-        _pools.discard(self)
+        _pools.pop(id(self), None)
         with _descriptors:
             for place in self._places:
                 if place.channel is not None:
@@ -496,13 +499,14 @@ class Pool:
 
     # -- watching -------------------------------------------------------------------------
 
-    def look(self) -> float | None:
-        """One look of the watch: deal with what has happened; seconds until the next look."""
+    def look(self) -> tuple[float, tuple[int, ...]] | None:
+        """One look of the watch: deal with what has happened. Seconds until the next look, and
+        the descriptors that call for one earlier; None when the pool is to be closed."""
         with self._undivided():
             if self.closing:
                 return None
             self._pump(0)
-            return self._interval()
+            return self._interval(), self._watched()
 
     def forsaken(self) -> bool:
         """Whether nobody can use this pool any more.
@@ -512,7 +516,7 @@ class Pool:
         """
         return self.user is not None and self.user() is None
 
-    def watched(self) -> tuple[int, ...]:
+    def _watched(self) -> tuple[int, ...]:
         """The descriptors whose readiness wakes the watch."""
         nursery = self._nursery
         return () if nursery.closed else (nursery.control.fileno(), nursery.pidfd)
@@ -530,7 +534,7 @@ class Pool:
             return LONGEST_WAIT
         return min(LONGEST_WAIT, max(0.05, self._stall_timeout / 10))
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
         if os.getpid() != self.owner:
             raise LoaderClosed(
                 f"this iterator belongs to process {self.owner}, not to its child {os.getpid()}; "
@@ -544,8 +548,11 @@ class Pool:
                 self._midway = False
                 raise SystemExit
             self._midway = False
+            how = "closed or interrupted"
+            if self.broken is not None:
+                how = f"closed because of {self.broken!r} in an earlier next() or between two"
             raise LoaderClosed(
-                "this iterator was closed or interrupted; iter(loader) makes a new one"
+                f"this iterator was {how}; iter(loader) makes a new one"
             ) from self.broken
 
     def _draw(self, draw: Callable[[], Any]) -> None:
@@ -555,8 +562,8 @@ class Pool:
             except StopIteration:
                 self.machine.drained()
             except BaseException as error:
-                self._sampler_error = error
-                if _raised_inside(error, draw):
+                self._sampler_error = repr(error)
+                if not interrupts.struck(error):  # else the index may be lost
                     self._midway = False
                 raise
             else:
@@ -685,7 +692,7 @@ class Pool:
                 place.pid, place.exitcode = report.pid, None
                 self._coroner.born(report.worker, report.pid)
         elif isinstance(report, Signalled):
-            if current:
+            if current and report.signal == signal.SIGKILL:
                 place.kill_confirmed = True
         elif isinstance(report, NotBorn):
             if current:
@@ -752,18 +759,6 @@ class Pool:
         self.stats.restarts += replaced
         place.pid = None if actions else place.pid
         self._carry_out(actions)  # first the replacement; it need not wait for the autopsy
-        found = self._coroner.examine(
-            worker,
-            kind=cause,
-            signal=name,
-            exitcode=exitcode,
-            stack=stack,
-            errno=errno,
-            step=note.step,
-            batch=batch,
-            sample=sample,
-            ready=ready,
-        )
         incident = Incident(
             kind=cause,
             worker_id=worker,
@@ -774,22 +769,46 @@ class Pool:
             sample=sample,
             position=position_of(note.position) if in_flight else None,
             step=note.step,
-            stack=found.evidence.stack,
+            stack=stack,
             action=action,
             time=time.time(),
+        )
+        try:
+            incident = self._examine(incident, errno=errno, ready=ready)
+            self._on_incident(incident)
+        except Exception:  # the worker is replaced already; why it died is not worth the run
+            log.exception("the examination of a death failed; the run goes on")
+        self.obituaries.append(incident)
+        # Why, and what to do, once for each cause: what happens again is a line.
+        known = incident.cause in self._explained
+        self._explained.add(incident.cause)
+        log.warning("%s", incident if known else incident.report())
+
+    def _examine(self, incident: Incident, *, errno: int | None, ready: bool) -> Incident:
+        """The incident, with its cause."""
+        found = self._coroner.examine(
+            incident.worker_id,
+            kind=incident.kind,
+            signal=incident.signal,
+            exitcode=incident.exitcode,
+            stack=incident.stack,
+            errno=errno,
+            step=incident.step,
+            batch=incident.batch,
+            sample=incident.sample,
+            ready=ready,
+        )
+        sample, dataset = incident.sample, self._blueprint.dataset
+        return dataclasses.replace(
+            incident,
+            stack=found.evidence.stack,
             cause=found.verdict.cause,
             confidence=found.verdict.confidence,
             because=found.verdict.because,
             evidence=found.evidence.to_json(),
             remedies=found.verdict.remedies,
-            sample_name=None if sample is None else name_of(self._blueprint.dataset, sample),
+            sample_name=None if sample is None else name_of(dataset, sample),
         )
-        self.obituaries.append(incident)
-        self._on_incident(incident)
-        # Why, and what to do, once for each cause: what happens again is a line.
-        known = incident.cause in self._explained
-        self._explained.add(incident.cause)
-        log.warning("%s", incident if known else incident.report())
 
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: make another and go on."""
@@ -976,9 +995,8 @@ class Pool:
 
     def _nurse(self, nurse: Any) -> None:
         """In the forked nursery."""
-        for pool in {self, *_pools}:
+        for pool in {self, *_not_ours}:
             pool.disown()
-        _pools.clear()  # in this process there is none
         blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
@@ -1033,26 +1051,18 @@ def close_all(pools: Iterable[Pool]) -> None:
 def _close_at_exit() -> None:
     global _exiting
     _exiting = True
-    close_all({*_pools, *_leaving})
+    close_all({*list(_pools.values()), *list(_leaving)})
 
 
 def _in_child() -> None:
     global _descriptors
     _descriptors = threading.Lock()  # whoever held it is not here
+    _not_ours[:] = [*_pools.values(), *_leaving]
+    _pools.clear()
     _leaving.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def _raised_inside(error: BaseException, function: Callable[..., Any]) -> bool:
-    """Whether it was raised below the function and not in its own frame, where a signal handler
-    may have struck when the result was there already."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    code = getattr(function, "__code__", None)
-    return trace is not None and trace.tb_frame.f_code not in (Pool._draw.__code__, code)
 
 
 _watches: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -1066,13 +1076,14 @@ def _watch(pool: Pool, wake: int) -> None:
     watched: tuple[int, ...] = ()
     while True:
         try:
-            wait = pool.look()
-            if wait is None or pool.forsaken():
+            found = pool.look()
+            if found is None or pool.forsaken():
                 break
-            if pool.watched() != watched:
+            wait, now_watched = found
+            if now_watched != watched:
                 for fd in watched:
                     poll.unregister(fd)
-                watched = pool.watched()
+                watched = now_watched
                 for fd in watched:
                     poll.register(fd, select.POLLIN)
         except Exception:

@@ -529,7 +529,7 @@ class Window:
         self.released = Released()
         self._pid = os.getpid()
         self._map: Mapping | None = Mapping(fd, self.capacity)
-        _windows.add(self)
+        _windows[id(self)] = self
 
     @property
     def held_bytes(self) -> int:
@@ -654,13 +654,14 @@ def _bury(
         known.mapping.give_back(known.start, known.end)
 
 
-_windows: weakref.WeakSet[Window] = weakref.WeakSet()
+_windows: weakref.WeakValueDictionary[int, Window] = weakref.WeakValueDictionary()
 
 
 def _delivered() -> list[Bytes]:
     """All memory of batches that the user of this process has, by all loaders."""
     pid = os.getpid()
-    arrays = [array for window in list(_windows) for array in window.delivered()]
+    windows = [ref() for ref in _windows.valuerefs()]  # a copy: other threads add to it
+    arrays = [array for window in windows if window is not None for array in window.delivered()]
     for orphan in list(_Orphan.all.values()):
         array = orphan() if orphan.pid == pid else None
         if array is not None:

@@ -17,17 +17,23 @@ forks in C and goes on in the child without ``exec`` cannot.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 from collections.abc import Callable
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 __all__ = ["protect", "sweep"]
 
 _sources: list[Callable[[], list[Any]]] = []
-_pinned: dict[int, list[Any]] = {}  # the reading end of a child's pipe -> what must stay for it
-_forking: dict[int, tuple[int, int]] = {}  # thread -> the pipe of the child it is about to fork
+_numbers = itertools.count()
+_pinned: dict[int, tuple[int, list[Any]]] = {}
+"""Of each child the reading end of its pipe, and what must stay for it. By a number that is never
+used again, because descriptors are: whoever takes an entry out is the one who closes it."""
+_forking: dict[int, int] = {}  # thread -> the writing end for the child it is about to fork
+_for_ever: list[Any] = []
+_sweeping = Lock()
 _owner = os.getpid()
 
 
@@ -42,12 +48,18 @@ def sweep() -> None:
     """Let go of what was kept for children that are gone."""
     if not _pinned or os.getpid() != _owner:
         return
-    poll = select.poll()
-    for reading in list(_pinned):
-        poll.register(reading, select.POLLIN)
-    for reading, _ in poll.poll(0):
-        if _pinned.pop(reading, None) is not None:
-            os.close(reading)
+    if not _sweeping.acquire(blocking=False):
+        return  # somebody does
+    try:
+        children = {entry[0]: number for number, entry in list(_pinned.items())}
+        poll = select.poll()
+        for reading in children:
+            poll.register(reading, select.POLLIN)
+        for reading, _ in poll.poll(0):
+            if _pinned.pop(children[reading], None) is not None:
+                os.close(reading)
+    finally:
+        _sweeping.release()
 
 
 def _before() -> None:
@@ -55,25 +67,29 @@ def _before() -> None:
     kept = [thing for source in _sources for thing in source()]
     if not kept:
         return
-    # Without a descriptor to be had this raises, which Python reports, and the fork goes on.
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    _pinned[reading] = kept
-    _forking[get_ident()] = (reading, writing)
+    try:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+    except OSError:  # no descriptor to be had: better kept for ever than changed under the child
+        _for_ever.extend(kept)
+        return
+    _pinned[next(_numbers)] = (reading, kept)
+    _forking[get_ident()] = writing
 
 
 def _in_parent() -> None:
-    pipe = _forking.pop(get_ident(), None)
-    if pipe is not None:
-        os.close(pipe[1])
+    writing = _forking.pop(get_ident(), None)
+    if writing is not None:
+        os.close(writing)
 
 
 def _in_child() -> None:
-    global _owner
+    global _owner, _sweeping
     _owner = os.getpid()
+    _sweeping = Lock()
     _forking.pop(get_ident(), None)  # its writing end stays open as long as we live
-    for reading in _pinned:
+    for reading, _ in _pinned.values():
         os.close(reading)
-    for _, writing in _forking.values():  # of children that other threads were about to fork
+    for writing in _forking.values():  # of children that other threads were about to fork
         os.close(writing)
     _pinned.clear()
     _forking.clear()

@@ -64,7 +64,15 @@ class Ledger:
         return account
 
     def _read(self, quarantine: Quarantine, dataset: Any) -> None:
-        found = quarantine.read()
+        try:
+            found = quarantine.read()
+        except OSError as error:
+            self.warn(
+                "unreadable",
+                f"holdfast: the quarantine {quarantine.path} cannot be read ({error}); what is "
+                "listed there is tried again.",
+            )
+            return
         for damage in found.damaged:
             self.warn(damage, f"holdfast: {damage}. It is passed over and left as it is.")
         for bad in found.records:
@@ -234,6 +242,11 @@ class Account:
         del self._to_report[: len(found) - len(reports)]
         for bad in found:
             self._write_down(bad)
+        # Only when all is written down: a warning may be an error.
+        for bad in found:
+            self.ledger.warn(f"{bad.kind} {bad.error}", policies.first_of_its_kind(bad))
+            if bad.action == "skipped":
+                self.ledger.warn_of_ranks()
         self.ledger.say_what_is_left()
         why = self._limit.passed(
             bad=len(self.ledger.counted), bad_now=len(self.bad), seen=self.seen
@@ -259,9 +272,6 @@ class Account:
             ledger.bad_samples.append(bad)
             if ledger.logbook is not None:
                 ledger.logbook.bad_sample(bad.to_json())
-            ledger.warn(f"{bad.kind} {bad.error}", policies.first_of_its_kind(bad))
-        if bad.action == "skipped":
-            ledger.warn_of_ranks()
         if bad.verdict == "bad" and bad.index is not None:
             ledger.known.setdefault(key, bad)
         if is_new or bad.index is not None:
