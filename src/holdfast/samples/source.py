@@ -109,7 +109,7 @@ def dataset(spec: str, given: Mapping[str, Any]) -> Any:
     if not is_object:
         if not callable(found):
             raise SourceError(
-                f"{spec} is a {type(found).__name__}, which is no dataset, class or function"
+                f"{spec} is of type {type(found).__name__}: no dataset, class or function"
             )
         found = found(**given)
     _check(spec, found)
@@ -120,10 +120,12 @@ def _check(spec: str, found: Any) -> None:
     kind = type(found).__name__
     if isinstance(found, IterableDataset):
         raise SourceError(
-            f"{spec} gives a {kind}, an IterableDataset: its elements have no "
+            f"{spec} gives an IterableDataset ({kind}), whose elements have no "
             'index to name them by. Run it through DataLoader(..., on_bad_sample="skip", '
             'quarantine="bad.jsonl") instead, which lists the bad ones'
         )
     for needed in ("__getitem__", "__len__"):
         if not hasattr(found, needed):
-            raise SourceError(f"{spec} gives a {kind} without {needed}, which is no dataset")
+            raise SourceError(f"{spec} gives a thing ({kind}) without {needed}: it is no dataset")
+    if not len(found):
+        raise SourceError(f"{spec} is empty: its length is 0")

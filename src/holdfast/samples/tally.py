@@ -80,8 +80,10 @@ class Spread:
 
     @property
     def is_flat(self) -> bool:
-        """Whether all values are the same."""
-        return len(self.bins) <= 1 and all(value == self.most for value, _ in self.top)
+        """Whether the largest are no larger than most."""
+        return all(value == self.most for value, _ in self.top) and self.quantile(0.5) > (
+            0.97 * self.most
+        )
 
     @property
     def most(self) -> float:
@@ -190,7 +192,7 @@ def _tuples(form: Any) -> Any:
 def without_sizes(form: Form) -> Form:
     """The form with a star for each side that is a size and not a number of channels."""
     if form[0] in ("tensor", "array") and len(form) == 3:
-        sides = tuple(side if side <= CHANNELS else "*" for side in form[2])
+        sides = tuple("*" if side > CHANNELS or len(form[2]) == 1 else side for side in form[2])
         return (form[0], form[1], sides)
     if len(form) == 3:
         return (form[0], form[1], tuple((key, without_sizes(part)) for key, part in form[2]))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import random
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -27,6 +26,8 @@ from holdfast.samples.quarantine import Quarantine, label
 from holdfast.samples.record import BadSample, key_of, name_of
 from holdfast.samples.scan import Settings
 from holdfast.samples.scan import scan as scan_samples
+from holdfast.samples.selection import Listed, part
+from holdfast.samples.source import SourceError
 from holdfast.verbs import terminal
 from holdfast.views.scan import Bar, Report, show
 
@@ -91,7 +92,7 @@ def scan(
     slow, large or of another shape than the rest.
 
     Exit status: 0 if all are good, 1 if any is bad, 2 for wrong usage, 3 if the scan could
-    not be finished, 130 if interrupted.
+    not be finished, 130 or 143 if interrupted by SIGINT or SIGTERM.
     """
     _check_usage(out, sample, resume, retry)
     dataset, title = _dataset(spec, args, images, folder, loader)
@@ -103,8 +104,13 @@ def scan(
         start_method,
         show_output,
     )
-    listed = None if retry is None else _listed(retry, dataset)
-    indices = _indices(len(dataset), sample, seed, listed)
+    try:
+        listed = None if retry is None else Listed.read(retry, dataset)
+    except SourceError as error:
+        raise click.UsageError(f"--retry {error}") from None
+    for damage in () if listed is None else listed.damaged:
+        click.echo(f"{damage}; passed over", err=True)
+    indices = listed.indices if listed is not None else part(len(dataset), sample, seed)
     job = _Job(title, dataset, indices, settings, out, listed)
     job.begin(
         resume,
@@ -165,13 +171,15 @@ def _dataset(
         assert loader is not None
         load = source.named(loader)
         if not callable(load):
-            raise source.SourceError(f"--loader {loader} is a {type(load).__name__}, no function")
+            raise SourceError(f"--loader {loader} is a {type(load).__name__}, no function")
         return _files(folder, None, load), str(folder)
-    except source.SourceError as error:
+    except SourceError as error:
         raise click.UsageError(str(error)) from None
     except click.UsageError:
         raise
-    except Exception as error:
+    except KeyboardInterrupt:
+        sys.exit(130)  # and not 1, which says that samples are bad
+    except (Exception, SystemExit) as error:  # a script may exit when it is imported
         click.echo("".join(traceback.format_exception(error)), err=True)
         raise click.UsageError(
             f"{spec or loader} cannot be made: {type(error).__name__}: {error} (traceback above)"
@@ -196,53 +204,6 @@ def _files(folder: Path, endings: frozenset[str] | None, load: Any) -> files.Fil
     return found
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """What --retry found in its file."""
-
-    indices: list[int]
-    gone: tuple[BadSample, ...]
-
-
-def _listed(path: Path, dataset: Any) -> _Listed:
-    """The indices of the listed samples; those that have moved are found by their names."""
-    if not path.is_file():
-        raise click.UsageError(f"--retry {path}: there is no such file")
-    found = Quarantine(str(path), label(dataset)).read()
-    for damage in found.damaged:
-        click.echo(f"{damage}; passed over", err=True)
-    size = len(dataset)
-    indices: set[int] = set()
-    moved: list[BadSample] = []
-    for bad in found.records:
-        in_range = type(bad.index) is int and 0 <= bad.index < size
-        name = name_of(dataset, bad.index) if in_range else None
-        if in_range and (name is None or bad.name is None or name == bad.name):
-            indices.add(bad.index)
-        else:
-            moved.append(bad)
-    gone = []
-    if moved:
-        by_name = {name_of(dataset, index): index for index in range(size)}
-        for bad in moved:
-            index = None if bad.name is None else by_name.get(bad.name)
-            if index is None:
-                gone.append(bad)
-            else:
-                indices.add(index)
-    if not indices and not gone:
-        raise click.UsageError(f"--retry {path} lists no sample of this dataset ({label(dataset)})")
-    return _Listed(sorted(indices), tuple(gone))
-
-
-def _indices(size: int, sample: int | None, seed: int, listed: _Listed | None) -> Sequence[int]:
-    if listed is not None:
-        return listed.indices
-    if sample is None or sample >= size:
-        return range(size)
-    return sorted(random.Random(seed).sample(range(size), sample))
-
-
 # -- the scan ------------------------------------------------------------------------------
 
 
@@ -260,7 +221,7 @@ class _Job:
         indices: Sequence[int],
         settings: Settings,
         out: Path | None,
-        listed: _Listed | None,
+        listed: Listed | None,
     ) -> None:
         self.title = title
         self.dataset = dataset
@@ -296,23 +257,17 @@ class _Job:
 
     def run(self, as_json: bool) -> int:
         """To the end, or until it is interrupted; the exit status."""
-        warnings.simplefilter("ignore", BadSampleWarning)
-        logger = logging.getLogger("holdfast")  # deaths of workers are in the report
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False
-        before = signal.signal(signal.SIGTERM, _terminate)
         progress, total = self.progress, len(self.indices)
+        bar = Bar(Console(stderr=True), total, len(progress.done), progress.tally.bad)
         try:
-            with Bar(Console(stderr=True), total, len(progress.done), progress.tally.bad) as bar:
+            with _undisturbed(), bar:
                 self._work(bar)
         except (KeyboardInterrupt, _Terminated) as stop:
             self._interrupted()
             return 130 if isinstance(stop, KeyboardInterrupt) else 143
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as error:  # OSError: --out cannot be written
             click.echo(f"The scan could not be finished: {error}", err=True)
             return NOT_FINISHED
-        finally:
-            signal.signal(signal.SIGTERM, before)
         self._tell(as_json)
         return SOME_BAD if progress.tally.bad else ALL_GOOD
 
@@ -320,10 +275,10 @@ class _Job:
         progress = self.progress
         earlier, began = progress.seconds, time.monotonic()
         try:
-            for part in scan_samples(self.dataset, self.indices, progress.done, self.settings):
-                self._write(part.bad)
-                progress.tally.add(part.tally, part.bad)
-                progress.done.add(part.start, part.stop)
+            for harvest in scan_samples(self.dataset, self.indices, progress.done, self.settings):
+                self._write(harvest.bad)
+                progress.tally.add(harvest.tally, harvest.bad)
+                progress.done.add(harvest.start, harvest.stop)
                 progress.seconds = earlier + time.monotonic() - began
                 if time.monotonic() - self._saved >= SAVE_EVERY:
                     self._save()
@@ -356,7 +311,8 @@ class _Job:
             else ("with --out it could be resumed")
         )
         click.echo(
-            f"Interrupted: {done} of {len(self.indices)} samples loaded, {tally.bad} bad; {go_on}.",
+            f"Interrupted: {done} of {len(self.indices)} samples scanned, {tally.bad} bad; "
+            f"{go_on}.",
             err=True,
         )
 
@@ -379,6 +335,21 @@ class _Job:
             click.echo(json.dumps(_as_json(report), indent=2))
         else:
             show(terminal.console(), report, lambda index: name_of(self.dataset, index))
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Deaths of workers and bad samples are told in the report; SIGTERM is as good as Ctrl-C."""
+    logger = logging.getLogger("holdfast")
+    disabled, logger.disabled = logger.disabled, True
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BadSampleWarning)
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        logger.disabled = disabled
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -109,20 +109,21 @@ class Report:
 
 
 def show(out: Console, report: Report, names: Names) -> None:
+    """The bad ones come last, since the end is what stays on the screen."""
     tally = report.tally
     rate = f", {_number(tally.seen / report.seconds)} a second" if report.seconds else ""
     out.print(
-        f"{report.title}: {tally.seen} of {report.total} samples loaded in "
+        f"{report.title}: {tally.seen} of {report.total} samples scanned in "
         f"{in_time(report.seconds)}{rate}."
     )
-    if report.retried is not None:
-        _retried(out, report, names)
-    _bad(out, report)
     if tally.good:
         _spreads(out, tally)
         _tops(out, tally, names)
         _forms(out, tally)
     _twice(out, tally)
+    if report.retried is not None:
+        _retried(out, report, names)
+    _bad(out, report)
     _what_now(out, report)
 
 
