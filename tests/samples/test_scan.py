@@ -250,17 +250,21 @@ def test_retry_tries_those_listed_and_tells_which_are_good_now(tmp_path: Path) -
     data.mkdir()
     for number in range(12):
         (data / f"{number:02}.json").write_text("{" if number in (2, 5, 9) else '{"values": [1]}')
+    (data / "[bold]5.json").write_text("{")
     what = ("--files", data, "--loader", "tests.samples.scanned:read")
     out = tmp_path / "bad.jsonl"
-    assert here(*what, "--out", out).exit_code == 1
+    result = here(*what, "--out", out)
+    assert result.exit_code == 1
+    assert "[bold]5.json" in result.stdout  # a name, and no markup
+    (data / "[bold]5.json").write_text('{"values": [1]}')
     (data / "02.json").write_text('{"values": [1]}')  # mended
     (data / "09.json").unlink()  # thrown away
     (data / "00.json").unlink()  # so all others have moved
     again = tmp_path / "again.jsonl"
     code, told = report(*what, "--retry", out, "--out", again)
     assert code == 1
-    assert (told["scanned"], told["bad"]) == (2, 1)
-    assert told["good_now"] == [1]  # 02.json, where it is now
+    assert (told["scanned"], told["bad"]) == (3, 1)
+    assert told["good_now"] == [1, 10]  # 02.json and [bold]5.json, where they are now
     assert [Path(one["name"]).name for one in told["gone"]] == ["09.json"]
     assert [Path(one["name"]).name for one in records(again)] == ["05.json"]
     (data / "05.json").write_text('{"values": [1]}')

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from holdfast.errors import BadSampleWarning, HoldfastError
 from holdfast.samples import files, source
@@ -28,8 +27,7 @@ from holdfast.samples.scan import Settings
 from holdfast.samples.scan import scan as scan_samples
 from holdfast.samples.selection import Listed, part
 from holdfast.samples.source import SourceError
-from holdfast.verbs import terminal
-from holdfast.views.scan import Bar, Report, show
+from holdfast.views.scan import Bar, Report, console, show
 
 __all__ = ["scan"]
 
@@ -258,7 +256,7 @@ class _Job:
     def run(self, as_json: bool) -> int:
         """To the end, or until it is interrupted; the exit status."""
         progress, total = self.progress, len(self.indices)
-        bar = Bar(Console(stderr=True), total, len(progress.done), progress.tally.bad)
+        bar = Bar(console(stderr=True), total, len(progress.done), progress.tally.bad)
         try:
             with _undisturbed(), bar:
                 self._work(bar)
@@ -310,10 +308,8 @@ class _Job:
             if self.out
             else ("with --out it could be resumed")
         )
-        click.echo(
-            f"Interrupted: {done} of {len(self.indices)} samples scanned, {tally.bad} bad; "
-            f"{go_on}.",
-            err=True,
+        console(stderr=True).print(
+            f"Interrupted: {done} of {len(self.indices)} samples scanned, {tally.bad} bad; {go_on}."
         )
 
     def _tell(self, as_json: bool) -> None:
@@ -334,7 +330,7 @@ class _Job:
         if as_json:
             click.echo(json.dumps(_as_json(report), indent=2))
         else:
-            show(terminal.console(), report, lambda index: name_of(self.dataset, index))
+            show(console(), report, lambda index: name_of(self.dataset, index))
 
 
 @contextlib.contextmanager

@@ -19,13 +19,20 @@ from holdfast.samples.policy import group_of
 from holdfast.samples.record import BadSample
 from holdfast.samples.tally import Examples, Spread, Tally
 
-__all__ = ["Bar", "Report", "in_seconds", "in_time", "show"]
+__all__ = ["Bar", "Report", "console", "in_seconds", "in_time", "show"]
 
 LINES_EVERY: Final = 30.0  # seconds, where there is no terminal
 CAUSES: Final = 20
 FORMS: Final = 10
 GOOD_NOW: Final = 20
 Names = Callable[[int], str | None]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Wraps at words on a terminal, and nowhere in a file, where lines are looked for."""
+    out = Console(highlight=False, markup=False, stderr=stderr)  # names may look like markup
+    out.soft_wrap = not out.is_terminal
+    return out
 
 
 class Bar:
@@ -78,7 +85,6 @@ class Bar:
             self._out.print(
                 f"scanned {done} of {self._total} ({done / self._total:.0%}), "
                 f"{words['bad']}, {words['rate']}, {words['left']}",
-                style=None,
             )
 
     def _words(self) -> dict[str, Any]:
