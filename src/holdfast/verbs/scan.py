@@ -323,6 +323,7 @@ class _Job:
             tally=progress.tally,
             seconds=progress.seconds,
             out=self.out,
+            of_files=isinstance(self.dataset, files.Files),
             retried=None if listed is None else len(listed.indices) + len(listed.gone),
             good_now=good_now,
             gone=() if listed is None else listed.gone,

@@ -109,6 +109,7 @@ class Report:
     tally: Tally
     seconds: float
     out: str | None = None  # the file that the bad ones are listed in
+    of_files: bool = False  # and not of a dataset that a loader is made with
     retried: int | None = None  # how many were listed
     good_now: tuple[int, ...] = ()
     gone: tuple[BadSample, ...] = ()  # listed, and not in the dataset any more
@@ -258,13 +259,12 @@ def _what_now(out: Console, report: Report) -> None:
     if report.out is None:
         out.print("What to do: --out bad.jsonl keeps the list, for mending them or leaving out.")
         return
-    out.print(Text(f"All of them, with tracebacks: {report.out}"))
-    out.print(
-        Text(
-            f'What to do: DataLoader(..., on_bad_sample="skip", quarantine="{report.out}") leaves '
-            f"them out; after mending, --retry {report.out} tries them again."
-        )
-    )
+    out.print(f"All of them, with tracebacks: {report.out}")
+    leave_out = "mend or remove these files"
+    if not report.of_files:
+        skipping = f'DataLoader(..., on_bad_sample="skip", quarantine="{report.out}")'
+        leave_out = f"{skipping} leaves them out"
+    out.print(f"What to do: {leave_out}; after mending, --retry {report.out} tries them again.")
 
 
 # -- words ---------------------------------------------------------------------------------
