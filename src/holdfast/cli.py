@@ -22,6 +22,10 @@ VERBS = {
         "holdfast.verbs.incidents:incidents",
         "Tell what went wrong in a run, from its logbook.",
     ),
+    "scan": (
+        "holdfast.verbs.scan:scan",
+        "Load every sample of a dataset and report the bad ones.",
+    ),
 }
 """Verb -> where it is, and what it does in one line."""
 

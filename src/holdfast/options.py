@@ -81,8 +81,8 @@ def _policy(value: Any, stall_timeout: float | None) -> Policy | None:
 
 def _limit(value: Any) -> Limit:
     right = (
-        "it takes a number of samples such as 100, a fraction above 0 and below 1 such as 0.01, or "
-        "None (no limit)"
+        "it takes a number of samples such as 100, a fraction above 0 and below 1 such as 0.01, "
+        "None (no limit, but data that is all bad is an error), or math.inf (it may all be bad)"
     )
     if value is None:
         return Limit()
@@ -93,6 +93,8 @@ def _limit(value: Any) -> Limit:
             return Limit(count=int(value))
     elif 0 < value < 1:
         return Limit(fraction=float(value))
+    elif value == math.inf:
+        return Limit(all_may_be_bad=True)
     raise ValueError(f"max_bad_samples={value!r} is out of range; {right}")
 
 

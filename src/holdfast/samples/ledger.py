@@ -251,7 +251,7 @@ class Account:
         why = self._limit.passed(
             bad=len(self.ledger.counted), bad_now=len(self.bad), seen=self.seen
         )
-        if why is None and self._streak >= policies.STREAK:
+        if why is None and self._streak >= policies.STREAK and not self._limit.all_may_be_bad:
             why = f"{self._streak} samples in a row were bad and not one was good"
         if why is not None:
             self._stop(why)
@@ -288,7 +288,7 @@ class Account:
         why = limit.passed(
             bad=len(ledger.counted), bad_now=len(self.bad), seen=self.seen, at_end=True
         )
-        if why is None and not self._good:
+        if why is None and not self._good and not limit.all_may_be_bad:
             why = f"all {self.seen} samples of this epoch were bad"
         if why is not None:
             self._stop(why)

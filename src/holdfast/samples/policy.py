@@ -104,10 +104,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """``max_bad_samples``: a count, a fraction, or neither."""
+    """``max_bad_samples``: a count, a fraction, or neither.
+
+    Even then data that is all bad is an error, unless everything is wanted (`math.inf`).
+    """
 
     count: int | None = None
     fraction: float | None = None
+    all_may_be_bad: bool = False
 
     def passed(self, *, bad: int, bad_now: int, seen: int, at_end: bool = False) -> str | None:
         """In what way there are too many: `bad` in all, `bad_now` of the `seen` of this epoch."""

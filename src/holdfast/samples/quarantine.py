@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.samples.record import BadSample
@@ -75,10 +77,13 @@ class Quarantine:
         if fields.get("dataset") in (None, self.dataset):
             found.records.append(record)
 
-    def append(self, bad: BadSample) -> None:
-        """Add a record and see that it is on the disk. Raises OSError if it cannot be."""
-        fields = {"holdfast": VERSION, "dataset": self.dataset, **bad.to_json()}
-        line = json.dumps(fields, ensure_ascii=True).encode() + b"\n"
+    def append(self, *bad: BadSample) -> None:
+        """Add records and see that they are on the disk. Raises OSError if they cannot be."""
+        about = {"holdfast": VERSION, "dataset": self.dataset}
+        line = b"".join(
+            json.dumps({**about, **one.to_json()}, ensure_ascii=True).encode() + b"\n"
+            for one in bad
+        )
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             size = os.fstat(file).st_size
@@ -97,7 +102,7 @@ def label(dataset: Any) -> str:
 
     A dataset that names its samples is checked by those names, sample by sample, and may grow.
     """
-    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    kind = f"{_module_of(type(dataset))}.{type(dataset).__qualname__}"
     indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
     if inner is not None and indices is not None:  # torch's Subset: the same class for every split
         chosen = hashlib.sha256(repr(list(indices)).encode()).hexdigest()[:8]
@@ -108,3 +113,17 @@ def label(dataset: Any) -> str:
         return f"{kind}[{len(dataset)}]"
     except Exception:  # it has no length
         return kind
+
+
+def _module_of(kind: type) -> str:
+    """Its module, by the name under which others import it.
+
+    A script calls itself ``__main__``; to `holdfast scan`, which imports it, it is ``train``.
+    """
+    if kind.__module__ != "__main__":
+        return kind.__module__
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m package.train
+        return str(spec.name)
+    return Path(path).stem if path else "__main__"

@@ -1,0 +1,131 @@
+"""From ``module:name`` or ``path/file.py:name`` to a dataset."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+__all__ = ["SourceError", "arguments", "dataset", "named"]
+
+
+class SourceError(ValueError):
+    """What was named is not there, or is not what it should be."""
+
+
+def arguments(given: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` pairs; a value is a Python literal if it can be, else the text itself."""
+    found: dict[str, Any] = {}
+    for one in given:
+        key, equals, text = one.partition("=")
+        if not equals or not key.isidentifier():
+            raise SourceError(f"--arg {one!r} is no key=value, such as --arg root=/data/train")
+        if key in found:
+            raise SourceError(f"--arg {key}= is given twice")
+        try:
+            found[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            found[key] = text
+    return found
+
+
+def named(spec: str) -> Any:
+    """The object that a spec names. Errors of the module itself pass through."""
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not all(part.isidentifier() for part in name.split(".")):
+        raise SourceError(
+            f"{spec!r} names nothing: give module:name, such as mypackage.data:train_set, or "
+            "path/to/file.py:name"
+        )
+    module = _from_file(where) if where.endswith(".py") or os.sep in where else _module(where)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            public = [one for one in vars(module) if not one.startswith("_")]
+            has = f"; it has {', '.join(public[:12])}" if public else ""
+            raise SourceError(f"{where} has no {name!r}{has}") from None
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and misses another
+        raise SourceError(
+            f"there is no module {error.name!r} here ({os.getcwd()}) or among what is installed; "
+            "a file is named by its path, such as path/to/file.py:name"
+        ) from None
+
+
+def _from_file(where: str) -> ModuleType:
+    """Import a file under its own short name, so that workers that are spawned find it too."""
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise SourceError(f"there is no file {where}")
+    name = path.stem
+    present = sys.modules.get(name)
+    if present is not None and getattr(present, "__file__", None) != str(path):
+        raise SourceError(
+            f"{where} would be imported as {name!r}, which is the name of a module in use "
+            f"({getattr(present, '__file__', None) or 'built in'}); rename the file or name it as "
+            "part of its package"
+        )
+    sys.path.insert(0, str(path.parent))  # as `python file.py` does
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SourceError(f"{where} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def dataset(spec: str, given: Mapping[str, Any]) -> Any:
+    """The dataset that a spec names: an object, or what a class or a function makes."""
+    found = named(spec)
+    is_object = not isinstance(found, type) and hasattr(found, "__getitem__")
+    if is_object and given:
+        raise SourceError(
+            f"{spec} is a dataset already, so --arg {next(iter(given))}= has nobody to go to; name "
+            "its class or a function that makes it"
+        )
+    if not is_object:
+        if not callable(found):
+            raise SourceError(
+                f"{spec} is of type {type(found).__name__}: no dataset, class or function"
+            )
+        found = found(**given)
+    _check(spec, found)
+    return found
+
+
+def _check(spec: str, found: Any) -> None:
+    kind = type(found).__name__
+    if isinstance(found, IterableDataset):
+        raise SourceError(
+            f"{spec} gives an IterableDataset ({kind}), whose elements have no "
+            'index to name them by. Run it through DataLoader(..., on_bad_sample="skip", '
+            'quarantine="bad.jsonl") instead, which lists the bad ones'
+        )
+    for needed in ("__getitem__", "__len__"):
+        if not hasattr(found, needed):
+            raise SourceError(f"{spec} gives a thing ({kind}) without {needed}: it is no dataset")
+    if not len(found):
+        raise SourceError(f"{spec} is empty: its length is 0")
