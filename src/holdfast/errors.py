@@ -20,6 +20,8 @@ own type, as with torch; see :mod:`holdfast.engine.exceptions`.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "BadSampleWarning",
     "HoldfastError",
@@ -54,6 +56,9 @@ class RestartLimitExceeded(WorkerLost):
 
 class PoisonSample(WorkerLost):
     """One sample ended the worker that loaded it, several times in a row."""
+
+    sample: Any = None
+    """Its index, as the sampler gave it; None if that is not known."""
 
 
 class WorkerStartError(WorkerError):

@@ -177,7 +177,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         options.check_places(quarantine=quarantine)
 
     def _options(self) -> options.Options:
-        """The options as they are now: they stay assignable, like ``num_workers``."""
+        """The options as they are now: they stay assignable, like ``num_workers``. Persistent
+        workers keep those they began with."""
         return options.parse(
             max_restarts=self.max_restarts,
             stall_timeout=self.stall_timeout,

@@ -170,7 +170,11 @@ class _Careful:
             return _Row(position, None, given=True)  # as without a policy
         self.recorder.note(batch.task, position, FETCH)
         if bad.kind in ("killed", "stalled"):
-            raise PoisonSample(f"DataLoader worker exited unexpectedly: {bad.who()} {bad.what()}")
+            poison = PoisonSample(
+                f"DataLoader worker exited unexpectedly: {bad.who()} {bad.what()}"
+            )
+            poison.sample = bad.index
+            raise poison
         raise WorkerError(f"{bad.who()} {bad.what()}. It was known, and was not tried again.")
 
     def _report(self, bad: BadSample, action: str) -> None:

@@ -75,7 +75,7 @@ def poisoned(
         "it fail, then mend that sample"
         + ("." if past_it else ', or go on without it: DataLoader(..., on_bad_sample="skip").')
     )
-    error.sample = sample  # type: ignore[attr-defined]
+    error.sample = sample
     return error
 
 
