@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import BatchSampler, Dataset, Subset, default_collate
 
 from holdfast import BadSample, DataLoader, NoSubstitute, PoisonSample
-from tests.samples.datasets import AtOnce, Caught, Corrupt, Flaky, drawn
+from tests.samples.datasets import AtOnce, Caught, Corrupt, Flaky, drawn, misbehave
 from tests.samples.streams import indices, named, ours, rows, seeded, stock
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")]
@@ -576,3 +577,106 @@ def test_nothing_changes_without_bad_samples() -> None:
         streams, loader = ours(Corrupt({}), on_bad_sample=policy, epochs=2, **options)
         assert streams == stock(Corrupt({}), epochs=2, collate_fn=None, **options)
         assert loader.bad_samples == []
+
+
+# -- one sample or a batch of them: the loader knows, the type does not tell -----------------------
+
+
+class Rows(Dataset[Any]):
+    """Takes any key; a key that holds `bad` does what it does."""
+
+    def __init__(self, bad: int, how: str) -> None:
+        self.bad, self.how = bad, how
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: Any) -> Any:
+        if self.bad in (key if isinstance(key, list) else [key]):
+            misbehave(self.how, self.bad)
+        return key
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_list_is_one_sample_where_batches_are_not_made(num_workers: int) -> None:
+    """As torch's own documentation has it: a sampler of batches, and batch_size=None."""
+    sampler = BatchSampler(range(12), 4, drop_last=False)
+    loader = DataLoader(
+        Rows(5, "raises"),
+        batch_size=None,
+        sampler=sampler,
+        num_workers=num_workers,
+        on_bad_sample="replace",
+    )
+    stream = list(loader)
+    assert stream[0] == [0, 1, 2, 3]
+    assert stream[1] in ([0, 1, 2, 3], [8, 9, 10, 11])
+    assert stream[2] == [8, 9, 10, 11]
+    assert [bad.index for bad in loader.bad_samples] == [[4, 5, 6, 7]]
+
+
+def test_a_list_that_kills_is_left_out_and_no_other_that_begins_like_it() -> None:
+    keys = [[8, 1], [8, 9], [2, 3], [8, 1]]
+    loader = DataLoader(
+        Rows(9, "segfault"), batch_size=None, sampler=keys, num_workers=1, on_bad_sample="skip"
+    )
+    assert list(loader) == [[8, 1], [2, 3], [8, 1]]
+    assert [bad.index for bad in loader.bad_samples] == [[8, 9]]
+
+
+class Arrays:
+    """A batch sampler whose batches are arrays, or tensors."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __iter__(self) -> Any:
+        for start in range(0, 12, 4):
+            yield self.make(list(range(start, start + 4)))
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, tuple, list])
+@pytest.mark.parametrize("how", ["raises", "segfault"])
+def test_a_batch_may_be_an_array(make: Any, how: str) -> None:
+    loader = DataLoader(
+        Rows(6, how),
+        batch_sampler=Arrays(make),
+        num_workers=1,
+        on_bad_sample="skip",
+        max_bad_samples=0.2,
+        collate_fn=list,
+    )
+    for _ in range(2):
+        stream = [int(key) for batch in loader for key in batch]
+        assert stream == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert [int(bad.index) for bad in loader.bad_samples] == [6]
+
+
+class Reusing:
+    """Gives one and the same list again and again."""
+
+    def __iter__(self) -> Any:
+        batch = [0, 0]
+        for start in range(0, 40, 2):
+            batch[:] = (start, start + 1)
+            yield batch
+
+
+@pytest.mark.parametrize("policy", ["raise", "replace"])
+def test_a_sampler_may_use_its_list_again(policy: Any) -> None:
+    loader = DataLoader(Plain(), batch_sampler=Reusing(), num_workers=2, on_bad_sample=policy)
+    batches = iter(loader)
+    seen = next(batches).tolist()
+    for worker in batches._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    for batch in batches:
+        seen += batch.tolist()
+    assert seen == list(range(40))
+
+
+class Plain(Dataset[int]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index

@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -85,15 +85,17 @@ def rebuild(
     failure: Failure,
     *,
     index: Any,
+    keys: Sequence[Any] | None,
     batch: int,
     worker_id: int,
     name_of: Callable[[Any], str | None] = lambda index: None,
 ) -> BaseException:
-    """In the main process: the exception to raise."""
+    """In the main process: the exception to raise. `keys`: of the samples in `index`, if that is a
+    batch of them."""
     message = (
         f"Caught {failure.name} in DataLoader worker process {worker_id}.\nOriginal {failure.text}"
     )
-    sample, words = _whereabouts(failure, index, batch, worker_id, name_of)
+    sample, words = _whereabouts(failure, index, keys, batch, worker_id, name_of)
     message = f"{message}\nholdfast: {words}"
     kind = _first_type(failure.types)
     original = _unpickled(failure.original)
@@ -105,29 +107,29 @@ def rebuild(
 def _whereabouts(
     failure: Failure,
     index: Any,
+    keys: Sequence[Any] | None,
     batch: int,
     worker_id: int,
     name_of: Callable[[Any], str | None],
 ) -> tuple[SampleRef, str]:
     position = failure.position
-    several = isinstance(index, (list, tuple))
     sample = index
-    if several and position is not None and position < len(index):
-        sample = index[position]
+    if keys is not None and position is not None and position < len(keys):
+        sample = keys[position]
     ref = SampleRef(sample, position, batch, worker_id)
     if failure.step == "start-up":
         return ref, f"raised while worker {worker_id} was being set up"
-    if index is None or (several and all(one is None for one in index)):  # an IterableDataset
+    if index is None or (keys is not None and all(one is None for one in keys)):  # a stream
         place = "" if position is None else f"sample {position} of "
         return ref, f"raised by {place}batch {batch} of worker {worker_id}"
     if failure.step == "fetch" and position is not None:
         name = name_of(sample)
         place = "" if name is None else f"{name}; "
-        place += f"position {position} of {len(index)} in " if several else ""
+        place += f"position {position} of {len(keys)} in " if keys is not None else ""
         words = f"raised by sample {_short(sample)} ({place}batch {batch}, worker {worker_id})"
         return ref._replace(name=name), words
     doing = {"fetch": "loading", "collate": "collating", "send": "sending"}[failure.step]
-    samples = f"samples {_short(index)}" if several else f"sample {_short(index)}"
+    samples = f"sample {_short(index)}" if keys is None else f"samples {_short(index)}"
     return ref, f"raised while {doing} batch {batch} ({samples}) in worker {worker_id}"
 
 

@@ -44,6 +44,7 @@ from holdfast.engine.worker import Blueprint
 from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.memory.codec import Parcel
 from holdfast.options import Options
+from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.record import name_of
 
@@ -93,11 +94,11 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         for number in range(LOOK_FURTHER):
             if number == len(self._ahead):
                 try:
-                    self._ahead.append(self._next_index())  # type: ignore[no-untyped-call]
+                    self._ahead.append(keep(self._next_index()))  # type: ignore[no-untyped-call]
                 except StopIteration:
                     return
             index = self._ahead[number]
-            keys = index if self._auto_collation else [index]
+            keys = keys_of(index, self._auto_collation)
             yield from enumerate(keys, (number + 1) << 20)
 
     def _next_data(self) -> Any:
@@ -127,10 +128,11 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             except StopIteration:
                 account.end()
                 raise
+            keys = keys_of(index, self._auto_collation)
             number = self._number
             self._number += 1
             try:
-                data = fetcher.fetch(number, index, account.brief(number, index))
+                data = fetcher.fetch(number, index, account.brief(number, keys))
             except StopIteration as stop:
                 account.settle(len(fetcher.reports), fetcher.reports)
                 if self._dataset_kind != _DatasetKind.Iterable:
@@ -138,9 +140,9 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
                 account.end()
                 raise
             except Exception:
-                account.settle(_count(index), fetcher.reports)
+                account.settle(len(keys), fetcher.reports)
                 raise
-            account.settle(_count(index), fetcher.reports)
+            account.settle(len(keys), fetcher.reports)
         if self._pin_memory:
             data = _pin(data, self._pin_memory_device)
         self._stats.batches += 1
@@ -251,10 +253,10 @@ class ProcessIterator(_BaseDataLoaderIter):
             return
         while len(self._ahead) < self._pool.machine.limit:
             try:
-                self._ahead.append(self._next_index())  # type: ignore[no-untyped-call]
+                self._ahead.append(keep(self._next_index()))  # type: ignore[no-untyped-call]
             except StopIteration:
                 break
-        account.look_ahead(self._ahead)
+        account.look_ahead(keys_of(index, self._auto_collation) for index in self._ahead)
 
     def _draw(self) -> Any:
         return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
@@ -330,7 +332,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             if isinstance(taken, m.Delivery):
                 result = taken.result
                 bad = result.bad if isinstance(result, Reported) else ()
-                account.settle(_count(taken.task.index), bad)
+                account.settle(len(taken.task.keys), bad)
             elif taken is m.END:
                 unclaimed, self._pool.unclaimed = self._pool.unclaimed, []
                 account.settle(len(unclaimed), unclaimed)
@@ -363,6 +365,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             return rebuild(
                 result.failure,
                 index=task.index,
+                keys=task.keys if self._auto_collation else None,
                 batch=task.number,
                 worker_id=task.worker,
                 name_of=functools.partial(name_of, self._dataset),
@@ -398,11 +401,6 @@ def _answer(delivery: m.Delivery) -> Any:
     """What a worker answered, without what it reported beside it."""
     result = delivery.result
     return result.result if isinstance(result, Reported) else result
-
-
-def _count(index: Any) -> int:
-    """How many samples a batch was asked for."""
-    return len(index) if isinstance(index, (list, tuple)) else 1
 
 
 def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) -> Pool:

@@ -32,7 +32,7 @@ because torch's workers execute them too and their random state shows it; their 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -88,7 +88,8 @@ class Task:
     worker: int
     done: bool = False
     result: Any = None
-    brief: Any = None  # for the driver; the machine does not look
+    keys: Sequence[Any] = ()  # of its samples; for the driver, as the brief is
+    brief: Any = None
     acquittals: int = 0
     apart: bool = False  # its samples are loaded one by one, so that they can be told apart
 
@@ -393,13 +394,13 @@ class Machine:
         """The number of the batch that is drawn next."""
         return self._next_number
 
-    def draw(self, index: Any, brief: Any = None) -> list[Action]:
+    def draw(self, index: Any, keys: Sequence[Any] = (), brief: Any = None) -> list[Action]:
         """The sampler gave `index`: which worker makes this batch?"""
         self.draws_due -= 1
         worker = self._whose_turn()
         if worker is None:
             return []
-        task = Task(self._next_number, index, self.epoch, worker, brief=brief)
+        task = Task(self._next_number, index, self.epoch, worker, keys=keys, brief=brief)
         self._tasks[task.number] = task
         self._next_number += 1
         self._load[worker] += 1

@@ -65,6 +65,7 @@ from holdfast.errors import LoaderClosed
 from holdfast.memory import arena as arenas
 from holdfast.memory import codec
 from holdfast.memory.arena import Window
+from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
 from holdfast.samples.record import BadSample, digest_of_stack, name_of
 from holdfast.samples.substitute import NOTHING, position_of, sample_of
@@ -568,10 +569,12 @@ class Pool:
                 raise
             else:
                 self._sampler_error = None
+                index = keep(index)
+                keys = keys_of(index, self._blueprint.auto_collation)
                 brief = None
                 if self.account is not None:
-                    brief = self.account.brief(self.machine.next_number, index)
-                self._carry_out(self.machine.draw(index, brief))
+                    brief = self.account.brief(self.machine.next_number, keys)
+                self._carry_out(self.machine.draw(index, keys, brief))
 
     def _pump(self, timeout: float | None) -> bool:
         """Wait for something to happen and deal with it; whether a worker was heard."""
@@ -733,7 +736,7 @@ class Pool:
         sample = None
         in_flight = head is not None and note.task == head.number and note.step == "fetch"
         if in_flight and head is not None:
-            sample = sample_of(head.index, head.brief, note.position)
+            sample = sample_of(head.keys, head.brief, note.position)
         with_the_nursery = cause == "killed" and name is None  # which is no sample's doing
         blamed = in_flight and not with_the_nursery
         death = m.Death(
@@ -904,7 +907,7 @@ class Pool:
         released = place.window.take_released()
         if isinstance(item, m.Task):
             if self.account is not None:
-                item.brief = self.account.refreshed(item.index, item.brief)
+                item.brief = self.account.refreshed(item.keys, item.brief)
             if item.brief is None:
                 message = pickle.dumps(("task", item.number, item.index, released), 5)
             else:
@@ -936,7 +939,7 @@ class Pool:
             worker_id=action.worker,
             attempts=len(action.deaths),
         )
-        task.brief = self.account.convict(task.index, task.brief, action.sample, task.number, bad)
+        task.brief = self.account.convict(task.keys, task.brief, action.sample, task.number, bad)
 
     def _start(self, action: m.Start) -> None:
         worker, place = action.worker, self._places[action.worker]

@@ -57,7 +57,7 @@ def poisoned(
         for one in obituaries
         if one.worker_id == task.worker and (one.batch, one.position) == (task.number, position)
     ][-len(verdict.deaths) :]
-    sample = sample_of(task.index, task.brief, verdict.position)
+    sample = sample_of(task.keys, task.brief, verdict.position)
     name = f"sample {sample!r}" if sample is not None else "a sample"
     where = f"batch {task.number}"
     if position is not None:

@@ -155,17 +155,17 @@ class Account:
 
     # -- what the workers are told --------------------------------------------------------
 
-    def look_ahead(self, indices: Iterable[Any]) -> None:
+    def look_ahead(self, batches: Iterable[Sequence[Any]]) -> None:
         """Batches the sampler has given already: for the first ones there is no past."""
-        for index in indices:
-            self._drawn.add(_each(index))
+        for keys in batches:
+            self._drawn.add(keys)
             self._ahead += 1
 
-    def brief(self, number: int, index: Any) -> Brief | None:
+    def brief(self, number: int, keys: Sequence[Any]) -> Brief | None:
         """For batch `number`, which is the next one drawn. Of a stream there is nothing to say."""
         if self._iterable:
             return None
-        known = self._known_in(index)
+        known = self._known_in(keys)
         if not self.replaces:
             return Brief(known) if known else None
         seed = seed_for(self._seed, number)
@@ -177,20 +177,20 @@ class Account:
         if self._ahead:
             self._ahead -= 1  # it is there already
         else:
-            self._drawn.add(_each(index))
+            self._drawn.add(keys)
         return Brief(known, candidates, seed)
 
-    def _known_in(self, index: Any) -> dict[int, BadSample]:
+    def _known_in(self, keys: Sequence[Any]) -> dict[int, BadSample]:
         if not self._known:
             return {}
         found = {}
-        for position, one in enumerate(_each(index)):
+        for position, one in enumerate(keys):
             bad = self._known.get(key_of(one))
             if bad is not None:
                 found[position] = bad
         return found
 
-    def refreshed(self, index: Any, brief: Brief | None) -> Brief | None:
+    def refreshed(self, keys: Sequence[Any], brief: Brief | None) -> Brief | None:
         """The brief of a batch that is given out again: who has ended workers since is left out.
 
         Only those: left out or tried once more, they draw nothing either way.
@@ -199,7 +199,7 @@ class Account:
             return brief
         brief = brief or Brief({})
         known = dict(brief.known)
-        for position, one in enumerate(_each(index)):
+        for position, one in enumerate(keys):
             bad = self._killers.get(key_of(one))
             if bad is not None:
                 known.setdefault(position, bad)
@@ -207,10 +207,10 @@ class Account:
         return brief._replace(known=known, avoid=avoid if self.replaces else ())
 
     def convict(
-        self, index: Any, brief: Brief | None, code: int, number: int, bad: BadSample
+        self, keys: Sequence[Any], brief: Brief | None, code: int, number: int, bad: BadSample
     ) -> Brief:
         """A sample has ended or stalled workers, alone too: the brief for going on without it."""
-        sample = sample_of(index, brief, code)
+        sample = sample_of(keys, brief, code)
         bad = dataclasses.replace(
             bad,
             index=sample,
@@ -224,7 +224,7 @@ class Account:
         self._known[key] = self._killers[key] = self.ledger.known[key] = bad
         self.ledger.write(bad)
         brief = brief or Brief({})
-        itself = {place: bad for place, one in enumerate(_each(index)) if key_of(one) == key}
+        itself = {place: bad for place, one in enumerate(keys) if key_of(one) == key}
         if not itself:  # it was to stand in for another, so no batch will report it
             self._to_report.append(dataclasses.replace(bad, action="skipped"))
         return brief._replace(known={**brief.known, **itself, code: bad})
@@ -302,10 +302,6 @@ class Account:
     def _stop(self, why: str) -> None:
         self.ended = True
         raise TooManyBadSamples(policies.too_many(why, self.bad))
-
-
-def _each(index: Any) -> Sequence[Any]:
-    return index if isinstance(index, (list, tuple)) else (index,)
 
 
 def _users_level() -> int:

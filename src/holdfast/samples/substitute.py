@@ -49,16 +49,14 @@ def number_of(code: int) -> int | None:
     return number - 1 if number else None
 
 
-def sample_of(index: Any, brief: Brief | None, code: int | None) -> Any:
+def sample_of(keys: Sequence[Any], brief: Brief | None, code: int | None) -> Any:
     """The sampler's name for what `code` means in a batch, if it has one."""
     if code is None:
         return None
     number = number_of(code)
     if number is not None:
-        return dict(everybody(brief or NOTHING, index)).get(number)
-    if isinstance(index, (list, tuple)):
-        return index[code] if code < len(index) else index
-    return index
+        return dict(everybody(brief or NOTHING, keys)).get(number)
+    return keys[code] if code < len(keys) else None
 
 
 def seed_for(*parts: int) -> int:
@@ -85,11 +83,10 @@ class Drawn:
         return random.Random(seed).sample(self._ring, min(CANDIDATES, len(self._ring)))
 
 
-def everybody(brief: Brief, index: Any) -> Iterator[tuple[int, Any]]:
+def everybody(brief: Brief, keys: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     """All who may stand in, with their numbers: the candidates, then the others of the batch."""
     yield from brief.candidates
-    if isinstance(index, (list, tuple)):
-        yield from enumerate(index, CANDIDATES)
+    yield from enumerate(keys, CANDIDATES)
 
 
 def order(brief: Brief, index: Sequence[Any], position: int) -> list[tuple[int, Any]]:
