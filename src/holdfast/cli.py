@@ -14,6 +14,10 @@ from holdfast import __version__
 __all__ = ["main"]
 
 VERBS = {
+    "doctor": (
+        "holdfast.verbs.doctor:doctor",
+        "Look at this machine, and at a dataset, before the run.",
+    ),
     "explain": (
         "holdfast.verbs.explain:explain",
         "Say what a log, a traceback or a dmesg excerpt means and what to do.",

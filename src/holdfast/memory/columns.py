@@ -239,31 +239,35 @@ def _encode_repeated(kind: Any, items: Sequence[Any], writer: Writer, depth: int
 
 def _encode_texts(kind: Any, items: Sequence[Any], writer: Writer) -> Plan:
     to_bytes: Callable[[Any], bytes]
-    if kind == "str":
-        to_bytes = _utf8
-    elif kind == "bytes":
+    errors = "strict"
+    if kind == "bytes":
         to_bytes = bytes
     elif kind == "pickled":
         to_bytes = _pickle
     else:
-        to_bytes = _path_bytes
-    offsets = array("Q", [0])
-    base = writer.write(b"")
+        errors = _errors(items)
+
+        def to_bytes(item: Any) -> bytes:
+            return str(item).encode("utf-8", errors)
+
+    offsets = array("Q", [writer.write(b"")])
     for first in range(0, len(items), _BLOCK):
         pieces = [to_bytes(item) for item in items[first : first + _BLOCK]]
         writer.write(b"".join(pieces), align=1)
         for piece in pieces:
             offsets.append(offsets[-1] + len(piece))
-    head: Plan = ("pickled", len(items)) if kind == "pickled" else ("texts", kind)
-    return (*head, base, offsets[-1], _numbers(offsets, writer))
+    head: Plan = ("pickled", len(items)) if kind == "pickled" else ("texts", kind, errors)
+    return (*head, _numbers(offsets, writer))
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _path_bytes(path: PurePosixPath) -> bytes:
-    return str(path).encode("utf-8", "surrogatepass")
+def _errors(items: Sequence[Any]) -> str:
+    """File names that are no text hold lone surrogates, which UTF-8 takes only if told to."""
+    try:
+        for item in items:
+            str(item).encode()
+    except UnicodeEncodeError:
+        return "surrogatepass"
+    return "strict"
 
 
 def _pickle(item: Any) -> bytes:
@@ -375,45 +379,60 @@ def _repeated(memory: memoryview, codes: Plan, values: Plan, constants: int) -> 
     table: list[Any] = []
 
     def get(at: int) -> Any:
-        if not table:
+        try:
+            return table[cells[at]]
+        except IndexError:
+            if table:
+                raise
             table[:] = column.many(0, constants)  # in each process for itself, and small
-        return table[cells[at]]
+            return table[cells[at]]
 
     return Column(get, lambda first, end: [get(at) for at in range(first, end)])
 
 
-def _texts(memory: memoryview, kind: Any, base: int, size: int, offsets: Plan) -> Column:
-    blob = memory[base : base + size]
+def _texts(memory: memoryview, kind: Any, errors: str, offsets: Plan) -> Column:
+    raw: Any = memory.obj  # bytes or mmap: their slices are bytes, in half the time of a view's
     starts = _cast(memory, *offsets)
     if kind == "bytes":
-        return _pieces(blob, starts, bytes)
-    if kind == "str":
+        return _pieces(raw, starts, None)
+    if kind != "str":
+        path = _PATHS[kind[1]]
+        return _pieces(raw, starts, lambda piece: path(piece.decode("utf-8", errors)))
 
-        def get(at: int) -> str:
-            return str(blob[starts[at] : starts[at + 1]], "utf-8", "surrogatepass")
+    def get(at: int) -> str:
+        return raw[starts[at] : starts[at + 1]].decode()  # type: ignore[no-any-return]
 
-        def many(first: int, end: int) -> list[Any]:
-            bounds = starts[first : end + 1].tolist()
-            if not bounds:
-                return []
-            base = bounds[0]
-            text = str(blob[base : bounds[-1]], "utf-8", "surrogatepass")
-            if text.isascii():  # then positions in the text are positions in the bytes
-                return [text[start - base : stop - base] for start, stop in pairwise(bounds)]
-            return [get(at) for at in range(first, end)]
+    def get_wild(at: int) -> str:
+        return raw[starts[at] : starts[at + 1]].decode("utf-8", errors)  # type: ignore[no-any-return]
 
-        return Column(get, many)
-    path = _PATHS[kind[1]]
-    return _pieces(blob, starts, lambda piece: path(str(piece, "utf-8", "surrogatepass")))
+    one = get if errors == "strict" else get_wild
+
+    def many(first: int, end: int) -> list[Any]:
+        bounds = starts[first : end + 1].tolist()
+        if not bounds:
+            return []
+        base = bounds[0]
+        text = raw[base : bounds[-1]].decode("utf-8", errors)
+        if text.isascii():  # then positions in the text are positions in the bytes
+            return [text[start - base : stop - base] for start, stop in pairwise(bounds)]
+        return [one(at) for at in range(first, end)]
+
+    return Column(one, many)
 
 
-def _pickled(memory: memoryview, count: int, base: int, size: int, offsets: Plan) -> Column:
-    return _pieces(memory[base : base + size], _cast(memory, *offsets), pickle.loads)
+def _pickled(memory: memoryview, count: int, offsets: Plan) -> Column:
+    return _pieces(memory.obj, _cast(memory, *offsets), pickle.loads)
 
 
-def _pieces(blob: memoryview, starts: memoryview, make: Callable[[Any], Any]) -> Column:
-    def get(at: int) -> Any:
-        return make(blob[starts[at] : starts[at + 1]])
+def _pieces(raw: Any, starts: memoryview, make: Callable[[Any], Any] | None) -> Column:
+    if make is None:
+
+        def get(at: int) -> Any:
+            return raw[starts[at] : starts[at + 1]]
+    else:
+
+        def get(at: int) -> Any:
+            return make(raw[starts[at] : starts[at + 1]])
 
     return Column(get, lambda first, end: [get(at) for at in range(first, end)])
 
@@ -480,16 +499,15 @@ def _records(memory: memoryview, kind: Any, columns: tuple[Plan, ...]) -> Column
 
 def _rows(memory: memoryview, kind: Any, width: int, offsets: Plan | None, plan: Plan) -> Column:
     elements = reader(plan, memory).many
-    make = _factory(kind)
-    if offsets is None:
+    make = None if kind == "list" else _factory(kind)
+    starts = None if offsets is None else _cast(memory, *offsets)
 
-        def get(at: int) -> Any:
-            return make(elements(at * width, (at + 1) * width))
-    else:
-        starts = _cast(memory, *offsets)
-
-        def get(at: int) -> Any:
-            return make(elements(starts[at], starts[at + 1]))
+    def get(at: int) -> Any:
+        if starts is None:
+            row = elements(at * width, at * width + width)
+        else:
+            row = elements(starts[at], starts[at + 1])
+        return row if make is None else make(row)
 
     return Column(get, lambda first, end: [get(at) for at in range(first, end)])
 

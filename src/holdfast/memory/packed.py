@@ -262,7 +262,8 @@ class PackedDict(_ReadOnly, Mapping[K, V_co]):
             hash(key)  # as with a dict, what cannot be hashed is an error
             return None
         bucket = hashed % self._table[0]
-        for at in self._order[self._starts[bucket] : self._starts[bucket + 1]]:
+        for place in range(self._starts[bucket], self._starts[bucket + 1]):
+            at = self._order[place]
             if self._keys._get(at) == key:
                 return at
         return None
