@@ -30,6 +30,10 @@ VERBS = {
         "holdfast.verbs.scan:scan",
         "Load every sample of a dataset and report the bad ones.",
     ),
+    "top": (
+        "holdfast.verbs.top:top",
+        "Watch the loader workers of running programs, torch's or ours.",
+    ),
 }
 """Verb -> where it is, and what it does in one line."""
 
