@@ -154,6 +154,12 @@ def main() -> None:
     for name in CASES:
         lines.append(measure(name, chosen.count))
         print(lines[-1], flush=True)
+    nothing = growth(range(chosen.count), list(range(chosen.count)), "fork")
+    lines += [
+        "",
+        "A worker whose dataset reads nothing but numbers from a `range` grows by "
+        f"{mib(nothing)} MiB in the same pass: that much is not the container's.",
+    ]
     lines += ["", f"Python {sys.version.split()[0]}, `python -m benchmarks.packed`."]
     if chosen.write:
         page = chosen.write.read_text(encoding="utf-8")

@@ -12,6 +12,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import holdfast
 from holdfast import PackedDict, PackedList
+from holdfast.autopsy.readers import process
+from holdfast.memory import packing
 from holdfast.memory.mutation import changes
 
 
@@ -214,3 +216,30 @@ def test_items_that_can_be_changed_are_noted() -> None:
 
 def test_nothing_to_do_is_said() -> None:
     assert str(holdfast.pack(torch.utils.data.TensorDataset(torch.zeros(3)))).startswith("nothing")
+
+
+def test_the_loader_says_once_what_a_dataset_would_save(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_WORTH_A_WORD", 1 << 20)
+    monkeypatch.setattr(process, "meminfo", lambda: process.Meminfo(1 << 20, 1 << 20, 0, 0))
+    loader = holdfast.DataLoader(Images(), batch_size=10_000, num_workers=2)
+    for _ in range(2):
+        list(loader)
+    (record,) = caplog.records
+    assert "in dataset.captions, dataset.samples = dataset.imgs:" in record.getMessage()
+    assert "for 2 workers" in record.getMessage()
+    caplog.clear()
+    dataset = Images()
+    holdfast.pack(dataset)
+    list(holdfast.DataLoader(dataset, batch_size=10_000, num_workers=2))
+    assert not caplog.records
+
+
+def test_a_small_share_of_memory_is_not_worth_a_word() -> None:
+    dataset = Images()
+    assert packing.advice(dataset, 8, 64 << 30) is None
+    words = packing.advice(dataset, 1000, 1 << 30)
+    assert words is not None
+    assert "for 1000 workers" in words
+    assert "PackedList(dataset)" in (packing.advice(records(), 1000, 1 << 30) or "")  # type: ignore[arg-type]

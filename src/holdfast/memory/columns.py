@@ -142,7 +142,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def _kind_of_array(item: np.ndarray[Any, Any]) -> Any:
-    if _is_plain(item.dtype) and item.flags.c_contiguous and item.flags.writeable:
+    if _is_plain(item.dtype) and item.flags.c_contiguous:
         return ("array", item.dtype.str, item.ndim)
     return "pickled"
 

@@ -24,7 +24,15 @@ from holdfast.memory.mutation import changes, unreadable
 from holdfast.memory.packed import PackedDict, PackedList
 from holdfast.memory.sizes import deep_size, object_count
 
-__all__ = ["Candidate", "PackReport", "Packed", "Refused", "large_containers", "pack"]
+__all__ = [
+    "Candidate",
+    "PackReport",
+    "Packed",
+    "Refused",
+    "advice",
+    "large_containers",
+    "pack",
+]
 
 LARGE = 1 << 20
 """Containers below this are not worth a word."""
@@ -32,6 +40,7 @@ _OBJECTS = 1000
 _FEW = 64  # a container with no more entries than this may hold the large ones
 _DEPTH = 4
 _COMPARED = 1000
+_WORTH_A_WORD = 1 << 30  # bytes, in all workers together
 _PER_OBJECT = 16 << 10
 _CONTAINERS = (list, dict, tuple, set, frozenset, np.ndarray)
 
@@ -181,6 +190,23 @@ def large_containers(dataset: Any, *, minimum: int = LARGE) -> Iterator[Candidat
     return iter(sorted(found, key=lambda one: -one.size))
 
 
+def advice(dataset: Any, workers: int, available: int) -> str | None:
+    """One line for the log, if forked workers will copy a good part of the memory there is."""
+    if type(dataset) is list:
+        total, path, words = deep_size(dataset), "dataset", "PackedList(dataset)"
+    else:
+        found = list(large_containers(dataset))
+        total, words = sum(one.size for one in found), "pack(dataset)"
+        path = ", ".join(one.path for one in found[:3])
+    if total * workers < max(_WORTH_A_WORD, available // 10):
+        return None
+    return (
+        f"{in_words(total)} of Python objects in {path}: every worker that reads them copies them, "
+        f"up to {in_words(total * workers)} for {workers} workers. holdfast.{words} before the "
+        "loader is made keeps one copy for all (see docs/memory.md)"
+    )
+
+
 # -- finding ------------------------------------------------------------------------------
 
 
@@ -190,7 +216,8 @@ def _walk(
     if id(thing) in seen:
         return
     seen.add(id(thing))
-    for name in list(getattr(thing, "__dict__", ())):
+    # vars() and not getattr(): nothing of the user's runs because we look.
+    for name in list(vars(thing)) if _has_attributes(thing) else ():
         steps = (*chain, (type(thing), name))
         place = _attribute(thing, name, f"{path}.{name}", steps)
         yield from _look_into(place, depth, seen)
@@ -230,13 +257,15 @@ def _is_walkable(value: Any) -> bool:
     if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
         return False
     home = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and home not in ("torch", "numpy", *sys.stdlib_module_names)
+    return _has_attributes(value) and home not in ("torch", "numpy", *sys.stdlib_module_names)
+
+
+def _has_attributes(value: Any) -> bool:
+    return type(value).__dictoffset__ != 0
 
 
 def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
-    return _Place(
-        path, lambda: getattr(owner, name), lambda value: setattr(owner, name, value), chain
-    )
+    return _Place(path, lambda: vars(owner)[name], lambda value: setattr(owner, name, value), chain)
 
 
 def _entry(owner: Any, key: Any, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
