@@ -112,3 +112,4 @@ def needs(argument: int) -> Healthy:
 
 healthy = Healthy()
 number = 5
+EMPTY: list[int] = []

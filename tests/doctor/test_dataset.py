@@ -18,6 +18,7 @@ from holdfast.doctor import dataset as patient
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.fingerprint import changed, fingerprint
 from holdfast.doctor.probe import Samples
+from holdfast.samples.source import SourceError
 from tests.doctor import patients
 
 GIB = 1 << 30
@@ -221,19 +222,25 @@ def test_changes_are_seen_in_every_kind_of_state() -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "Healthy", "make"])
 def test_a_dataset_a_class_and_a_function_are_found(name: str) -> None:
-    assert isinstance(patient.find(f"tests.doctor.patients:{name}"), patients.Healthy)
+    assert isinstance(patient.find(f"tests.doctor.patients:{name}", {}), patients.Healthy)
+
+
+def test_a_function_is_given_what_it_needs() -> None:
+    assert isinstance(
+        patient.find("tests.doctor.patients:needs", {"argument": 1}), patients.Healthy
+    )
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
+    ("spec", "words"),
     [
-        ("tests.doctor.patients", "not of the form package.module:name"),
-        ("tests.doctor.nobody:x", "cannot import tests.doctor.nobody"),
-        ("tests.doctor.patients:nothing", "has no nothing"),
-        ("tests.doctor.patients:number", "is a int: expected a dataset"),
-        ("tests.doctor.patients:needs", "cannot be called without arguments"),
+        ("tests.doctor.patients", "names nothing"),
+        ("tests.doctor.nobody:x", "there is no module 'tests.doctor.nobody'"),
+        ("tests.doctor.patients:nothing", "has no 'nothing'"),
+        ("tests.doctor.patients:number", "is of type int: expected a dataset"),
+        ("tests.doctor.patients:EMPTY", "its length is 0"),
     ],
 )
-def test_what_cannot_be_found_is_said(target: str, words: str) -> None:
-    with pytest.raises(patient.NotFound, match=words):
-        patient.find(target)
+def test_what_cannot_be_examined_is_said(spec: str, words: str) -> None:
+    with pytest.raises(SourceError, match=words):
+        patient.find(spec, {})

@@ -6,17 +6,15 @@ and judged here.
 
 from __future__ import annotations
 
-import importlib
 import io
 import pickle
 import random
 import socket
 import sqlite3
 import statistics
-import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
@@ -31,8 +29,10 @@ from holdfast.doctor.parts import parts
 from holdfast.doctor.probe import Samples, load_samples, private_bytes, rate
 from holdfast.engine.pickling import find_unpicklable
 from holdfast.memory.packing import large_containers
+from holdfast.samples import source
+from holdfast.samples.source import SourceError
 
-__all__ = ["NotFound", "Plan", "examine", "find"]
+__all__ = ["Plan", "examine", "find"]
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (io.IOBase, "an open file"),
@@ -62,10 +62,6 @@ _MODULES = {
 _SHARE = 0.5  # of what is available: beyond that, memory in flight is a worry
 
 
-class NotFound(Exception):
-    """What was named is not there, or is no dataset."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """How the dataset is going to be loaded."""
@@ -78,34 +74,23 @@ class Plan:
     collate_fn: Any = None
 
 
-def find(target: str) -> Any:
-    """The dataset that ``package.module:name`` names; a class or a function is called."""
-    module_name, colon, path = target.partition(":")
-    if not colon or not path:
-        raise NotFound(f"{target!r} is not of the form package.module:name")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise NotFound(f"cannot import {module_name}: {error}") from error
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            raise NotFound(f"{module_name} has no {path}") from None
+def find(spec: str, given: Mapping[str, Any]) -> Any:
+    """The dataset that ``package.module:name`` or ``file.py:name`` names.
+
+    A class or a function is called with what is `given`; of a loader the dataset is taken.
+    """
+    found = source.named(spec)
     if isinstance(found, torch.utils.data.DataLoader):
         found = found.dataset
     if not _is_dataset(found) and callable(found):
-        try:
-            found = found()
-        except TypeError as error:
-            raise NotFound(f"{target} cannot be called without arguments: {error}") from error
+        found = found(**given)
     if not _is_dataset(found):
-        raise NotFound(
-            f"{target} is a {type(found).__name__}: expected a dataset (with __getitem__ and "
-            "__len__, or iterable), or a function or class without arguments that makes one"
+        raise SourceError(
+            f"{spec} is of type {type(found).__name__}: expected a dataset (with __getitem__, or an "
+            "IterableDataset), or a class or function that makes one"
         )
+    if not isinstance(found, torch.utils.data.IterableDataset) and not len(found):
+        raise SourceError(f"{spec} is empty: its length is 0")
     return found
 
 

@@ -11,13 +11,15 @@ from holdfast.doctor import dataset as patient
 from holdfast.doctor import machine, report
 from holdfast.doctor.check import EXIT, Check, worst
 from holdfast.doctor.surroundings import Surroundings
+from holdfast.samples import source
 from holdfast.verbs import terminal
 
 __all__ = ["doctor"]
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[PACKAGE.MODULE:DATASET]")
+@click.argument("target", required=False, metavar="[MODULE:NAME | FILE.py:NAME]")
+@click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="For a class or function.")
 @click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
 @click.option("--num-workers", default=4, show_default=True, type=click.IntRange(1))
 @click.option("--prefetch-factor", default=2, show_default=True, type=click.IntRange(1))
@@ -34,6 +36,7 @@ __all__ = ["doctor"]
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 def doctor(
     target: str | None,
+    args: tuple[str, ...],
     batch_size: int,
     num_workers: int,
     prefetch_factor: int,
@@ -53,8 +56,8 @@ def doctor(
     found = None
     if target is not None:
         try:
-            found = patient.find(target)
-        except patient.NotFound as error:
+            found = patient.find(target, source.arguments(args))
+        except source.SourceError as error:
             raise click.UsageError(str(error)) from None
     here = Surroundings.look()
     parts["machine"] = machine.examine(here)
