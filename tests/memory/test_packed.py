@@ -303,7 +303,9 @@ def _tell(packed: Any, answers: Any) -> None:
     answers.send((packed[-1], len(packed), shared))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 def test_a_new_process_gets_the_memory_and_not_the_bytes(method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     packed = PackedList([f"sample {n}" for n in range(100_000)])

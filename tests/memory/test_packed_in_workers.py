@@ -68,7 +68,7 @@ def test_a_forked_worker_grows_with_a_list_and_not_with_a_packed_one(make: Any) 
     assert packed < plain / 10
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_spawned_workers_have_one_copy_together(method: str) -> None:
     dataset = Paths(PackedList(samples()))
     nbytes = dataset.samples.nbytes

@@ -117,6 +117,22 @@ def test_what_the_datasets_own_methods_change_stays_a_list(kind: type[Images]) -
     assert isinstance(dataset.captions, PackedDict)
 
 
+class Asking(Images):
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        if isinstance(path, str) and isinstance(self.samples, list):
+            return path
+        return label
+
+
+def test_what_is_asked_for_its_type_stays_what_it_is() -> None:
+    dataset = Asking()
+    (refused,) = holdfast.pack(dataset).refused
+    assert "Asking.__getitem__ asks for its type (line" in refused.reason
+    assert "isinstance(self.samples, list)" in refused.reason
+    assert type(dataset.samples) is list
+
+
 def test_reading_is_not_changing() -> None:
     assert "captions" not in changes(Images)
     assert "samples" not in changes(Images)

@@ -26,7 +26,7 @@ import torch.utils.data
 from holdfast.autopsy.machine import Machine, in_words
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.parts import parts
-from holdfast.doctor.probe import Samples, load_samples, private_bytes, rate
+from holdfast.doctor.probe import Samples, load_samples, rate
 from holdfast.engine.pickling import find_unpicklable
 from holdfast.memory.packing import large_containers
 from holdfast.samples import source
@@ -89,7 +89,11 @@ def find(spec: str, given: Mapping[str, Any]) -> Any:
             f"{spec} is of type {type(found).__name__}: expected a dataset (with __getitem__, or an "
             "IterableDataset), or a class or function that makes one"
         )
-    if not isinstance(found, torch.utils.data.IterableDataset) and not len(found):
+    if isinstance(found, torch.utils.data.IterableDataset):
+        return found
+    if not hasattr(found, "__len__"):
+        raise SourceError(f"{spec} has no __len__, which a map-style dataset needs")
+    if not len(found):
         raise SourceError(f"{spec} is empty: its length is 0")
     return found
 
@@ -247,10 +251,9 @@ def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, machine: M
                 f"at the start, {in_words(total)} after {len(seen.seconds)} samples"
             )
     available = _available(machine)
-    meaning = (
-        f"{'; '.join(words)}. Spawned by torch, each has Python and its libraries as well, about "
-        f"{in_words(private_bytes())}"
-    )
+    meaning = "; ".join(words)
+    if spawned is not None and spawned.resident:
+        meaning += f" (spawned by torch, which shares less: up to {in_words(spawned.resident)})"
     need = heaviest * plan.num_workers
     if available and need > available:
         return bad(

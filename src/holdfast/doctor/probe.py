@@ -21,7 +21,7 @@ from holdfast.doctor.fingerprint import changed, fingerprint
 from holdfast.loader import DataLoader
 from holdfast.memory.sizes import deep_size
 
-__all__ = ["Samples", "load_samples", "private_bytes", "rate"]
+__all__ = ["Samples", "load_samples", "rate"]
 
 _STALL = 60.0
 
@@ -36,6 +36,7 @@ class Samples:
     private: list[int] = field(
         default_factory=list
     )  # of the worker, before the first and after each
+    resident: int = 0  # at the end, with what it shares
     changed: list[str] = field(default_factory=list)
     error: str = ""
 
@@ -61,14 +62,14 @@ class _Watched(torch.utils.data.Dataset[Any]):
     def __getitem__(self, number: int) -> dict[str, Any]:
         notes: dict[str, Any] = {}
         if self.before is None:
-            notes["start"] = private_bytes()
+            notes["start"] = _private()
             self.before = fingerprint(self.dataset)
         begun = time.perf_counter()
         sample = self._load(number)
         notes["seconds"] = time.perf_counter() - begun
         notes["nbytes"] = deep_size(sample)
         del sample
-        notes["private"] = private_bytes()
+        notes["private"], notes["resident"] = _private(), _resident()
         if number == self.count - 1:
             notes["changed"] = changed(self.before, fingerprint(self.dataset))
         return notes
@@ -109,6 +110,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
                 found.seconds.append(notes["seconds"])
                 found.nbytes.append(notes["nbytes"])
                 found.private.append(notes["private"])
+                found.resident = notes["resident"]
                 found.changed = notes.get("changed", [])
         except Exception as error:  # whatever the dataset, or the death of its worker, is
             index = position(dataset, len(found.seconds), count) if mapped else len(found.seconds)
@@ -167,7 +169,14 @@ class _Again(torch.utils.data.Sampler[int]):
             yield from range(self.count)
 
 
-def private_bytes() -> int:
-    """Of this process."""
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    return sum(map(int, re.findall(r"^Private_\w+:\s+(\d+) kB", rollup, re.MULTILINE))) << 10
+def _private() -> int:
+    return _rollup(r"Private_\w+")
+
+
+def _resident() -> int:
+    return _rollup("Rss")
+
+
+def _rollup(names: str) -> int:
+    written = Path("/proc/self/smaps_rollup").read_text()
+    return sum(map(int, re.findall(rf"^{names}:\s+(\d+) kB", written, re.MULTILINE))) << 10

@@ -1,8 +1,9 @@
 """Which attributes a class's own methods change in place, read from their source.
 
-A dataset that fills its list as it goes (a cache, a running index) must keep a list. The reading is
-simple: names that were bound to the attribute, or to something taken out of it, in the same
-function are followed; calls of other functions are not. It errs towards "changed".
+A dataset that fills its list as it goes (a cache, a running index) must keep a list; so must one
+that asks whether it is a list. The reading is simple: names that were bound to the attribute, or to
+something taken out of it, in the same function are followed; calls of other functions are not. It
+errs towards "changed".
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _CHANGING = frozenset(_OF_LISTS | _OF_DICTS | _OF_OTHERS)
 
 @dataclass(frozen=True)
 class Change:
-    """A line that changes an attribute, or an item of it."""
+    """A line that changes an attribute or an item of it, or that asks for its type."""
 
     attribute: str
     method: str
     line: int
     code: str
+    only_asks: bool
 
 
 def changes(kind: type) -> dict[str, Change]:
@@ -49,8 +51,18 @@ def changes(kind: type) -> dict[str, Change]:
                 for attribute, node in _Reader(definition).changed:
                     code = ast.unparse(node)
                     line = first + node.lineno - 1
-                    found.setdefault(attribute, Change(attribute, name, line, code))
+                    change = Change(attribute, name, line, code, _asks_for_type(node))
+                    found.setdefault(attribute, change)
     return found
+
+
+def _asks_for_type(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("isinstance", "type")
+        and bool(node.args)
+    )
 
 
 def unreadable(kind: type) -> str | None:
@@ -120,6 +132,11 @@ class _Reader(ast.NodeVisitor):
             else:
                 return None
 
+    def _itself(self, node: ast.AST) -> str | None:
+        """The attribute that an expression is, and not what is taken out of one."""
+        is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        return self.root(node) if is_attribute and node.value.id == self.me else None  # type: ignore[attr-defined]
+
     def _bind(self, target: ast.AST, source: str | None) -> None:
         if isinstance(target, ast.Name):
             if source is not None:
@@ -176,6 +193,10 @@ class _Reader(ast.NodeVisitor):
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr in _CHANGING:
             attribute = self.root(function.value)
+            if attribute is not None:
+                self.changed.append((attribute, node))
+        elif _asks_for_type(node):
+            attribute = self._itself(node.args[0])
             if attribute is not None:
                 self.changed.append((attribute, node))
         elif isinstance(function, ast.Attribute) and function.attr == "shuffle" and node.args:

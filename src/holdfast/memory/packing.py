@@ -338,8 +338,9 @@ def _changed(candidate: Candidate) -> str | None:
                 )
             change = changes(owner).get(attribute)
             if change is not None:
+                does = "asks for its type" if change.only_asks else "changes it"
                 return (
-                    f"{owner.__qualname__}.{change.method} changes it "
+                    f"{owner.__qualname__}.{change.method} {does} "
                     f"(line {change.line}: {change.code.splitlines()[0]})"
                 )
     return None

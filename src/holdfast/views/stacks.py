@@ -24,7 +24,7 @@ class Stacks:
 
     def __init__(self, program: str | None = None) -> None:
         self._program = program or shutil.which("py-spy")
-        self.why_not = "" if self._program else "py-spy is not installed (pip install py-spy)"
+        self.why_not = "" if self._program else "py-spy is not installed"
         self.places: dict[int, str] = {}
         self._running: tuple[int, subprocess.Popen[bytes], float] | None = None
         self._last: dict[int, float] = {}
@@ -62,7 +62,7 @@ class Stacks:
             if place:
                 self.places[pid] = place
         elif b"ermission" in errors or b"root" in errors:
-            self.why_not = "py-spy may not look: run as root, or kernel.yama.ptrace_scope=0"
+            self.why_not = "py-spy may not look (root or ptrace_scope=0)"
 
     def close(self) -> None:
         if self._running is not None:

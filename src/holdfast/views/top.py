@@ -24,6 +24,7 @@ from holdfast.views.workers import Watch, Worker
 __all__ = ["draw", "run", "surroundings"]
 
 _GROWING = 10 << 10  # bytes per second that are worth a colour: 36 MB in an hour
+_IN_A_FILE = 120  # characters of a line
 _STATES = {"R": "green", "D": "red", "T": "red", "t": "red", "Z": "red"}
 
 
@@ -56,7 +57,8 @@ def _once(out: Console, watch: Watch, spy: Stacks | None, interval: float) -> in
         _ask(spy, rows)
         time.sleep(0.1)
     rows = watch.look()
-    out.print(draw(rows, surroundings(rows), spy))
+    width = out.width if out.is_terminal else max(out.width, _IN_A_FILE)
+    out.print(draw(rows, surroundings(rows), spy), width=width)
     return _count(rows)
 
 
@@ -131,7 +133,7 @@ def draw(rows: Sequence[Worker], below: Sequence[str], spy: Stacks | None = None
         table.add_row(*_figures(row), Text(_doing(row, spy)), style=style)
     notes = [Text(""), *map(Text, below)]
     if spy is not None and spy.why_not and any(not row.ours for row in rows):
-        notes.append(Text(f"torch's workers: where they wait in the kernel; {spy.why_not}", "dim"))
+        notes.append(Text(f"torch's workers by kernel function: {spy.why_not}", "dim"))
     return Group(table, *notes)
 
 
