@@ -27,6 +27,8 @@ from holdfast.errors import (
 
 if TYPE_CHECKING:
     from holdfast.loader import DataLoader
+    from holdfast.memory.packed import PackedDict, PackedList, PackedStrings
+    from holdfast.memory.packing import PackReport, pack
     from holdfast.samples.record import BadSample
 
 __all__ = [
@@ -37,6 +39,10 @@ __all__ = [
     "Incident",
     "LoaderClosed",
     "NoSubstitute",
+    "PackReport",
+    "PackedDict",
+    "PackedList",
+    "PackedStrings",
     "PoisonSample",
     "ReplicaLost",
     "RestartLimitExceeded",
@@ -45,11 +51,20 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "WorkerStartError",
+    "pack",
 ]
 __version__ = "0.1.0"
 
 
-_LATER = {"BadSample": "holdfast.samples.record", "DataLoader": "holdfast.loader"}
+_LATER = {
+    "BadSample": "holdfast.samples.record",
+    "DataLoader": "holdfast.loader",
+    "PackReport": "holdfast.memory.packing",
+    "PackedDict": "holdfast.memory.packed",
+    "PackedList": "holdfast.memory.packed",
+    "PackedStrings": "holdfast.memory.packed",
+    "pack": "holdfast.memory.packing",
+}
 
 
 def __getattr__(name: str) -> Any:

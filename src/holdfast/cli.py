@@ -14,6 +14,10 @@ from holdfast import __version__
 __all__ = ["main"]
 
 VERBS = {
+    "doctor": (
+        "holdfast.verbs.doctor:doctor",
+        "Look at this machine, and at a dataset, before the run.",
+    ),
     "explain": (
         "holdfast.verbs.explain:explain",
         "Say what a log, a traceback or a dmesg excerpt means and what to do.",
@@ -25,6 +29,10 @@ VERBS = {
     "scan": (
         "holdfast.verbs.scan:scan",
         "Load every sample of a dataset and report the bad ones.",
+    ),
+    "top": (
+        "holdfast.verbs.top:top",
+        "Watch the loader workers of running programs, torch's or ours.",
     ),
 }
 """Verb -> where it is, and what it does in one line."""

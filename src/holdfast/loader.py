@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import warnings
@@ -18,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from holdfast import options
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.readers import process
 from holdfast.engine.stats import Stats
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
 from holdfast.samples.ledger import Ledger
@@ -27,8 +29,11 @@ from holdfast.samples.record import BadSample
 if sys.platform == "linux":
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
     from holdfast.engine.pool import Pool, close_all
+    from holdfast.memory.packing import advice
 
 __all__ = ["DataLoader"]
+
+log = logging.getLogger("holdfast")
 
 _NOTED = (
     "batch_size",
@@ -66,6 +71,17 @@ class _Runtime:
         self.stats = Stats()
         self.ledger = Ledger()
         self.logbook: Logbook | None = None
+        self.advised = False
+
+    def advise(self, dataset: Any, workers: int) -> None:
+        """Say once, in the log, if workers are going to copy a large dataset."""
+        if self.advised:
+            return
+        self.advised = True
+        memory = process.meminfo()
+        words = advice(dataset, workers, memory.available if memory is not None else 0)
+        if words is not None:
+            log.warning("%s", words)
 
     def open_logbook(self, folder: str | None, loader: DataLoader[Any]) -> Logbook | None:
         """The logbook of this loader; begun when it is first used."""
@@ -240,6 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.num_workers == 0:
             return SingleProcessIterator(self, chosen, runtime.stats, runtime.ledger)
         self.check_worker_number_rationality()
+        runtime.advise(self.dataset, self.num_workers)
         # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
         note = functools.partial(_note, runtime.incidents, logbook)
         iterator = ProcessIterator(self, chosen, runtime.stats, note, runtime.ledger, logbook)

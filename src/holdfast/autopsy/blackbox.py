@@ -32,6 +32,7 @@ __all__ = ["STEPS", "BlackBoxes", "NoRecorder", "Note", "Recorder"]
 STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop")
 BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
 
+NAME = "holdfast-blackbox"
 _NOTE = struct.Struct("<qqqd")  # task, position in the batch, step, since (monotonic)
 _NUMBER = struct.Struct("<q")
 _SLOT = 16 * 1024
@@ -56,7 +57,7 @@ class BlackBoxes:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.fd = os.memfd_create("holdfast-blackbox")
+        self.fd = os.memfd_create(NAME)
         try:
             os.ftruncate(self.fd, workers * (_REGION + _DUMP))
         except OSError:
@@ -71,13 +72,7 @@ class BlackBoxes:
         _NOTE.pack_into(self._memory, worker * _REGION, _NOTHING, _NOTHING, BOOT, monotonic())
 
     def note(self, worker: int) -> Note:
-        task, position, step, since = _NOTE.unpack_from(self._memory, worker * _REGION)
-        return Note(
-            None if task == _NOTHING else task,
-            None if position == _NOTHING else position,
-            STEPS[step] if 0 <= step < len(STEPS) else "unknown",
-            since,
-        )
+        return _read_note(self._memory, worker * _REGION)
 
     def random_state(self, worker: int, number: int) -> bytes | None:
         """The random state saved after `number` answers, if the worker got that far."""
@@ -155,3 +150,34 @@ class NoRecorder:
 
     def note(self, task: int, position: int, step: int) -> None:
         pass
+
+
+def _read_note(memory: mmap.mmap | bytes, at: int) -> Note:
+    task, position, step, since = _NOTE.unpack_from(memory, at)
+    return Note(
+        None if task == _NOTHING else task,
+        None if position == _NOTHING else position,
+        STEPS[step] if 0 <= step < len(STEPS) else "unknown",
+        since,
+    )
+
+
+def read_from_outside(path: str, at: int) -> tuple[int, Note] | None:
+    """The number of a worker of somebody else's pool, and its note.
+
+    `path` is the file through one of the worker's descriptors, `at` that descriptor's offset: the
+    place for dumps, which each worker has opened for itself, says who it is. None if it is not
+    that descriptor.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        for dump in (_DUMP, _SHORT_DUMP):
+            workers, rest = divmod(size, _REGION + dump)
+            if not rest and at >= workers * _REGION:
+                worker = (at - workers * _REGION) // dump
+                note = os.pread(fd, _NOTE.size, worker * _REGION)
+                return (worker, _read_note(note, 0)) if len(note) == _NOTE.size else None
+    finally:
+        os.close(fd)
+    return None

@@ -161,7 +161,12 @@ CAUSES = (
         see=("oom-killed", "decoder-leak", "allocator-fragmentation"),
         remedies=(
             todo(
-                "Hold what the dataset remembers in arrays (numpy, torch, Arrow) or in one bytes "
+                "Let holdfast keep large lists and dicts once, in memory that all workers share; it "
+                "works with torch's loader too and says what it left alone",
+                "holdfast.pack(dataset)   # or: self.samples = holdfast.PackedList(samples)",
+            ),
+            todo(
+                "Or hold what the dataset remembers in arrays (numpy, torch, Arrow) or in one bytes "
                 "object with offsets, not in millions of Python objects",
                 "self.paths = numpy.array(paths, dtype='S')   # not a list of str",
             ),
@@ -174,7 +179,10 @@ CAUSES = (
                 "DataLoader(..., num_workers={fewer_workers})",
             ),
         ),
-        already="Workers freeze the garbage collector's lists, so at least collections copy nothing.",
+        already=(
+            "Workers freeze the garbage collector's lists, so at least collections copy nothing; and "
+            "the loader says once, in the log, when a dataset is large enough for pack() to matter."
+        ),
     ),
     Cause(
         slug="prefetch-bytes",

@@ -1,0 +1,357 @@
+"""Is this machine fit for loading data? One check, one function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from holdfast.autopsy.machine import in_words
+from holdfast.doctor.check import Check, bad, good, warning
+from holdfast.doctor.surroundings import Surroundings
+
+__all__ = ["CHECKS", "examine"]
+
+_GIB = 1 << 30
+_TESTED = (2, 13)  # the release of torch that holdfast reproduces
+
+
+def examine(here: Surroundings) -> list[Check]:
+    """All checks of the machine, in the order people look."""
+    return [check(here) for check in CHECKS]
+
+
+def memory(here: Surroundings) -> Check:
+    known = here.machine.memory
+    if known is None:
+        return warning("memory", "how much memory there is cannot be read (/proc/meminfo)")
+    words = f"{in_words(known.available)} of {in_words(known.total)} available"
+    command = "ps -eo pid,rss,comm --sort=-rss | head"
+    if known.available < max(_GIB, known.total // 20):
+        return bad("memory", f"{words}: a worker may be killed any moment", command)
+    if known.available < known.total // 5:
+        return warning("memory", f"{words}: not much; see who has the rest", command)
+    return good("memory", words)
+
+
+def swap(here: Surroundings) -> Check:
+    known = here.machine.memory
+    if known is None:
+        return warning("swap", "cannot be read (/proc/meminfo)")
+    if known.swap_total and known.swap_free < known.swap_total // 10:
+        return warning(
+            "swap",
+            f"{in_words(known.swap_free)} of {in_words(known.swap_total)} left: the machine has been "
+            "short of memory",
+            "vmstat 1 5   # si and so: what is moved in and out right now",
+        )
+    if known.swap_total:
+        return good("swap", f"{in_words(known.swap_free)} of {in_words(known.swap_total)} free")
+    if here.machine.place in ("docker", "kubernetes"):
+        return warning(
+            "swap",
+            "none, and a container cannot add any: running out of memory kills at once. It is set "
+            "on the host",
+        )
+    size = 8 if known.total < 64 * _GIB else 32
+    return warning(
+        "swap",
+        "none: running out of memory kills at once instead of slowing down",
+        f"sudo fallocate -l {size}G /swapfile && sudo chmod 600 /swapfile && "
+        "sudo mkswap /swapfile && sudo swapon /swapfile",
+    )
+
+
+def memory_limit(here: Surroundings) -> Check:
+    limit, usage = here.confined.memory_limit, here.confined.memory_usage
+    if limit is None:
+        return good("cgroup memory", "no limit below that of the machine")
+    used = "" if usage is None else f", {in_words(usage)} used"
+    words = f"limited to {in_words(limit)}{used} (page cache included)"
+    command = {
+        "docker": "docker run --memory=… --memory-swap=…",
+        "kubernetes": "resources: {limits: {memory: …Gi}}",
+        "slurm": "#SBATCH --mem=…G",
+    }.get(here.machine.place, f"cat {here.confined.path}/memory.max")
+    if usage is not None and usage > 0.9 * limit:
+        return bad("cgroup memory", f"{words}: the next batches may be the last", command)
+    if usage is not None and usage > 0.7 * limit:
+        return warning("cgroup memory", words, command)
+    return good("cgroup memory", words)
+
+
+def oom_group(here: Surroundings) -> Check:
+    if here.confined.oom_group:
+        return warning(
+            "oom.group",
+            "memory.oom.group=1: when one process of this group runs out of memory the kernel kills "
+            "them all, the trainer too. No loader can survive that; keep away from the limit",
+            "kubelet: singleProcessOOMKill: true   # Kubernetes 1.32 and later",
+        )
+    if here.confined.oom_group is None:
+        return good("oom.group", "not set, as far as can be read: the kernel kills one process")
+    return good("oom.group", "off: the kernel kills one process, and holdfast makes that a worker")
+
+
+def shared_memory(here: Surroundings) -> Check:
+    shm = here.machine.shm
+    if shm is None:
+        return warning("/dev/shm", "not there: torch's workers need it, holdfast's do not")
+    words = f"{in_words(shm.free)} of {in_words(shm.total)} free"
+    command = {
+        "docker": "docker run --shm-size=8g …   # or --ipc=host",
+        "kubernetes": "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}]",
+    }.get(here.machine.place, "sudo mount -o remount,size=8G /dev/shm")
+    if shm.free < _GIB:
+        return warning(
+            "/dev/shm",
+            f"{words}: torch's loader puts every batch in there, and so does NCCL; holdfast's loader "
+            "does not use it",
+            command,
+        )
+    return good("/dev/shm", f"{words}; torch's loader and NCCL use it, holdfast does not")
+
+
+def files(here: Surroundings) -> Check:
+    if here.machine.limits is None:
+        return warning("open files", "the limit cannot be read (/proc/self/limits)")
+    soft, hard = here.machine.limits.files
+    words = f"{_limit(soft)} allowed, can be raised to {_limit(hard)}"
+    if soft is None or soft >= 4096:
+        return good("open files", words)
+    more = f"ulimit -n {'1048576' if hard is None else hard}"
+    if hard is not None and hard <= soft:
+        words = f"{_limit(soft)} allowed, and no more without root"
+        more = "/etc/security/limits.conf: * hard nofile 1048576"
+    meaning = (
+        f"{words}: torch's loader keeps a descriptor for every tensor you keep (“Too many open "
+        "files”); holdfast's number is constant"
+    )
+    return (bad if soft < 256 else warning)("open files", meaning, more)
+
+
+def processes(here: Surroundings) -> Check:
+    allowed, used = here.confined.pids_max, here.confined.pids_current
+    if allowed is not None and used is not None:
+        words = f"{used} of {allowed} tasks of this control group in use (threads count)"
+        if allowed - used < 100:
+            return bad("processes", f"{words}: workers and their threads may not start", _PIDS)
+        if allowed - used < 500:
+            return warning("processes", words, _PIDS)
+        return good("processes", words)
+    soft = here.machine.limits.processes[0] if here.machine.limits else None
+    words = f"{_limit(soft)} allowed for this user (threads count)"
+    if soft is not None and soft < 1024:
+        return warning("processes", f"{words}: “can't start new thread” is near", "ulimit -u 65536")
+    return good("processes", words)
+
+
+_PIDS = "docker run --pids-limit=-1 …   # or pids.max of the group, podPidsLimit of the kubelet"
+
+
+def mappings(here: Surroundings) -> Check:
+    count = here.machine.max_map_count
+    if count is None:
+        return good("mappings", "vm.max_map_count cannot be read; the usual 65530 is enough")
+    if count < 65530:
+        return warning(
+            "mappings",
+            f"vm.max_map_count is {count}: torch maps every tensor you keep; 65530 is usual",
+            "sudo sysctl -w vm.max_map_count=262144",
+        )
+    return good("mappings", f"vm.max_map_count is {count}")
+
+
+def overcommit(here: Surroundings) -> Check:
+    mode = here.machine.overcommit
+    if mode != 2:
+        return good("overcommit", {0: "heuristic (0)", 1: "always (1)"}.get(mode or 0, "unknown"))
+    words = "strict (2): fork of a large trainer needs as much memory again"
+    if here.commit is not None:
+        promised, limit = here.commit
+        words += f"; {in_words(promised)} of {in_words(limit)} are promised"
+    return warning("overcommit", words, "sudo sysctl -w vm.overcommit_memory=0")
+
+
+def processors(here: Surroundings) -> Check:
+    quota = here.confined.cpus
+    if quota is not None and quota < here.cores:
+        return warning(
+            "processors",
+            f"{here.cores} cores are visible, but the quota is {quota:g}: libraries start a thread "
+            "for each core they see, and all are throttled together",
+            f"export OMP_NUM_THREADS={max(1, int(quota))}   # and num_workers ≤ {max(1, int(quota))}",
+        )
+    asked = here.environment.get("SLURM_CPUS_PER_TASK", "")
+    if asked.isdigit() and int(asked) < here.cores:
+        return warning(
+            "processors",
+            f"Slurm gave {asked} per task, {here.cores} are visible",
+            f"num_workers={asked}, OMP_NUM_THREADS=1",
+        )
+    return good(
+        "processors", f"{here.cores}" + ("" if here.cores > 1 else ": one worker is enough")
+    )
+
+
+def start_method(here: Surroundings) -> Check:
+    if here.start_method != "fork":
+        return good(
+            "start method",
+            f"{here.start_method}: the dataset must pickle, and is copied into every worker",
+        )
+    if here.thread_names:
+        return warning(
+            "start method",
+            f"fork, while threads run ({', '.join(here.thread_names)}): a lock that one of them holds "
+            "stays locked in the worker. Begin to iterate before you start threads",
+            "DataLoader(…, multiprocessing_context='forkserver')",
+        )
+    return good("start method", "fork, and no thread of Python's is running")
+
+
+def threads(here: Surroundings) -> Check:
+    native = here.threads - 1 - len(here.thread_names)
+    if native <= 0 and not here.thread_names:
+        return good("threads", "this process has one")
+    words = f"{len(here.thread_names)} of Python's and {native} of libraries run already"
+    if here.thread_names:
+        return warning("threads", f"{words}: {', '.join(here.thread_names)}")
+    if native >= 2 * here.cores:
+        return warning(
+            "threads",
+            f"{words}, on {here.cores} cores: each worker of a spawned loader starts as many again",
+            "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1",
+        )
+    return good("threads", f"{words} (BLAS has a pool of its own)")
+
+
+def versions(here: Surroundings) -> Check:
+    python = ".".join(map(str, here.python))
+    words = f"Python {python}, torch {here.torch or 'none'}, NumPy {here.numpy or 'none'}"
+    if here.torch is None:
+        return bad("versions", f"{words}: torch is not installed", "pip install torch")
+    release = tuple(map(int, re.findall(r"\d+", here.torch)[:2]))
+    if release < _TESTED:
+        return bad(
+            "versions",
+            f"{words}: holdfast needs torch {_TESTED[0]}.{_TESTED[1]}, whose behaviour it reproduces",
+            f"pip install 'torch>={_TESTED[0]}.{_TESTED[1]}'",
+        )
+    if release > _TESTED:
+        return warning("versions", f"{words}: holdfast is tested with torch 2.13 only")
+    if here.free_threaded:
+        return warning("versions", f"{words}, free-threaded: not tested", "PYTHON_GIL=1 python …")
+    if here.python >= (3, 14) and here.start_method == "forkserver":
+        return warning(
+            "versions",
+            f"{words}: since Python 3.14 workers are not forked by default. Datasets that do not "
+            "pickle fail, and scripts need `if __name__ == '__main__':`",
+            "DataLoader(…, multiprocessing_context='fork')   # the old way",
+        )
+    if here.python >= (3, 12):
+        return good("versions", f"{words}; a fork while threads run gives a DeprecationWarning")
+    return good("versions", words)
+
+
+def sharing(here: Surroundings) -> Check:
+    if here.sharing is None:
+        return warning("sharing", "torch cannot be asked how it shares tensors")
+    if here.sharing == "file_system":
+        return warning(
+            "sharing",
+            "file_system: names in /dev/shm stay behind when a run is killed. holdfast's loader does "
+            "not share tensors that way",
+            "torch.multiprocessing.set_sharing_strategy('file_descriptor')   # and ulimit -n higher",
+        )
+    return good("sharing", f"{here.sharing}: torch needs a descriptor per tensor, holdfast none")
+
+
+def kernel_messages(here: Surroundings) -> Check:
+    if here.kernel_log:
+        return good("kernel log", f"readable ({here.kernel_log}): a kill for memory can be proven")
+    return warning(
+        "kernel log",
+        "not readable: a kill for memory is then only seen in counters (memory.events, vmstat)",
+        "sudo sysctl kernel.dmesg_restrict=0",
+    )
+
+
+def openmp(here: Surroundings) -> Check:
+    chosen = here.environment.get("OMP_NUM_THREADS")
+    if len({name.partition(".")[0].partition("-")[0] for name in here.openmp}) > 1:
+        return warning(
+            "OpenMP",
+            f"two runtimes in one process ({', '.join(here.openmp)}): they get in each other's way",
+            "export OMP_NUM_THREADS=1",
+        )
+    words = f"OMP_NUM_THREADS={chosen}" if chosen else "OMP_NUM_THREADS is not set"
+    if chosen is None and here.start_method == "fork" and here.cores > 1:
+        return good(
+            "OpenMP",
+            f"{words}; workers use one thread each. Parallel regions in the trainer before the fork "
+            "can hang GNU OpenMP in other forked processes",
+        )
+    return good("OpenMP", words)
+
+
+def opencv(here: Surroundings) -> Check:
+    if here.opencv is None:
+        return good("OpenCV", "not installed")
+    if here.opencv > 1 and here.start_method == "fork":
+        return warning(
+            "OpenCV",
+            f"uses {here.opencv} threads of its own in each worker, and may hang after a fork if it "
+            "was used before",
+            "cv2.setNumThreads(0)   # in the dataset's module or in worker_init_fn",
+        )
+    return good("OpenCV", f"{here.opencv} threads")
+
+
+def container(here: Surroundings) -> Check:
+    place = here.machine.place
+    if place in ("docker", "kubernetes"):
+        return good(
+            "container", f"{place}: limits above are the container's; `free` shows the host's"
+        )
+    return good("container", "none recognised")
+
+
+def scheduler(here: Surroundings) -> Check:
+    job = here.environment.get("SLURM_JOB_ID")
+    if job:
+        return good(
+            "scheduler",
+            f"Slurm job {job}: it kills for memory by itself, with the signal first if you ask",
+            "#SBATCH --signal=B:USR1@120",
+        )
+    for name, variable in (("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("SGE", "JOB_ID")):
+        if variable in here.environment:
+            return good("scheduler", f"{name} job {here.environment[variable]}")
+    return good("scheduler", "none recognised")
+
+
+def _limit(count: int | None) -> str:
+    return "any number" if count is None else str(count)
+
+
+CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
+    memory,
+    swap,
+    memory_limit,
+    oom_group,
+    shared_memory,
+    files,
+    processes,
+    mappings,
+    overcommit,
+    processors,
+    start_method,
+    threads,
+    versions,
+    sharing,
+    kernel_messages,
+    openmp,
+    opencv,
+    container,
+    scheduler,
+)

@@ -1,0 +1,440 @@
+"""`pack(dataset)`: large Python containers among a dataset's attributes become packed ones.
+
+What cannot be shown to be safe is left as it is, with the reason: a container that the dataset's
+own methods change, that somebody else holds too, or whose items would not come out as they went
+in. The dataset's methods are read (`mutation.py`), the items compared, references counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from holdfast.autopsy.machine import in_words
+from holdfast.memory.mutation import changes, unreadable
+from holdfast.memory.packed import PackedDict, PackedList
+from holdfast.memory.sizes import deep_size, object_count
+
+__all__ = [
+    "Candidate",
+    "PackReport",
+    "Packed",
+    "Refused",
+    "advice",
+    "large_containers",
+    "pack",
+]
+
+LARGE = 1 << 20
+"""Containers below this are not worth a word."""
+_OBJECTS = 1000
+_FEW = 64  # a container with no more entries than this may hold the large ones
+_DEPTH = 4
+_COMPARED = 1000
+_WORTH_A_WORD = 1 << 30  # bytes, in all workers together
+_PER_OBJECT = 16 << 10
+_CONTAINERS = (list, dict, tuple, set, frozenset, np.ndarray)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A container that was replaced. `before` is estimated from a sample of its items."""
+
+    path: str
+    kind: str
+    items: int
+    before: int
+    after: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A large container that was left as it is, and why."""
+
+    path: str
+    kind: str
+    items: int
+    size: int
+    reason: str
+
+
+@dataclass
+class PackReport:
+    """What `pack` did. `str()` of it is for people."""
+
+    packed: list[Packed] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+
+    @property
+    def saved(self) -> int:
+        """Bytes that this process needs less, about; each worker saves `before` bytes more."""
+        return sum(one.before - one.after for one in self.packed)
+
+    def __str__(self) -> str:
+        lines = []
+        for done in self.packed:
+            lines.append(
+                f"packed   {done.path}: {done.kind} of {done.items:,}, "
+                f"{in_words(done.before)} → {in_words(done.after)}"
+            )
+            if done.note:
+                lines.append(f"         {done.note}")
+        for left in self.refused:
+            lines.append(
+                f"left     {left.path}: {left.kind} of {left.items:,}, {in_words(left.size)}"
+            )
+            lines.append(f"         {left.reason}")
+        if not lines:
+            return f"nothing to pack: no container of Python objects of {in_words(LARGE)} or more"
+        if self.packed:
+            each = sum(one.before for one in self.packed)
+            lines.append(
+                f"saved {in_words(self.saved)} here, and up to {in_words(each)} in every worker"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a container hangs: an attribute of an object, or an entry of a small container."""
+
+    path: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    # (class, attribute) for every step of the path: whose methods might change it
+    chain: tuple[tuple[type, str], ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A large container, under all the paths that lead to it."""
+
+    places: tuple[_Place, ...]
+    size: int
+
+    @property
+    def path(self) -> str:
+        return " = ".join(place.path for place in self.places)
+
+    @property
+    def kind(self) -> str:
+        return type(self.places[0].read()).__name__
+
+    @property
+    def items(self) -> int:
+        return len(self.places[0].read())
+
+
+def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> PackReport:
+    """Replace large lists and dicts among a dataset's attributes by packed ones, where it is safe.
+
+    Looks at the attributes of the dataset, of datasets inside it (``Subset.dataset``,
+    ``ConcatDataset.datasets``) and of its own objects. Call it before the loader is made.
+
+    >>> class Paths:
+    ...     def __init__(self):
+    ...         self.samples = [(f"/data/{number:07d}.jpg", number % 10) for number in range(20000)]
+    ...
+    >>> dataset = Paths()
+    >>> report = holdfast.pack(dataset)
+    >>> type(dataset.samples).__name__, dataset.samples[-1]
+    ('PackedList', ('/data/0019999.jpg', 9))
+
+    Args:
+        minimum: bytes below which a container is left alone.
+        trust: paths, as the report names them (``"dataset.samples"``), of which you know that
+            nothing changes them and that nobody else needs the list: the two checks that only
+            read the code and count references are left out for them.
+    """
+    if isinstance(trust, str):
+        trust = (trust,)
+    trusted = set(trust)
+    report = PackReport()
+    candidates = list(large_containers(dataset, minimum=minimum))
+    unknown = trusted - {place.path for one in candidates for place in one.places}
+    if unknown:
+        known = ", ".join(one.path for one in candidates) or "none"
+        raise ValueError(
+            f"trust={sorted(unknown)!r} names no large container of this dataset. There are: "
+            f"{known}"
+        )
+    for candidate in candidates:
+        checked = not any(place.path in trusted for place in candidate.places)
+        outcome = _pack_one(candidate, checked)
+        (report.packed if isinstance(outcome, Packed) else report.refused).append(outcome)  # type: ignore[arg-type]
+    return report
+
+
+def large_containers(dataset: Any, *, minimum: int = LARGE) -> Iterator[Candidate]:
+    """Containers of many Python objects that hang on a dataset, largest first."""
+    by_identity: dict[int, list[_Place]] = {}
+    for place in _walk(dataset, "dataset", (), _DEPTH, set()):
+        by_identity.setdefault(id(place.read()), []).append(place)
+    found = []
+    for places in by_identity.values():
+        value = places[0].read()
+        if len(value) and object_count(value) >= _OBJECTS:
+            size = deep_size(value)
+            if size >= minimum:
+                found.append(Candidate(tuple(places), size))
+    return iter(sorted(found, key=lambda one: -one.size))
+
+
+def advice(dataset: Any, workers: int, available: int) -> str | None:
+    """One line for the log, if forked workers will copy a good part of the memory there is."""
+    if type(dataset) is list:
+        total, path, words = deep_size(dataset), "dataset", "PackedList(dataset)"
+    else:
+        found = list(large_containers(dataset))
+        total, words = sum(one.size for one in found), "pack(dataset)"
+        path = ", ".join(one.path for one in found[:3])
+    if total * workers < max(_WORTH_A_WORD, available // 10):
+        return None
+    return (
+        f"{in_words(total)} of Python objects in {path}: every worker that reads them copies them, "
+        f"up to {in_words(total * workers)} for {workers} workers. holdfast.{words} before the "
+        "loader is made keeps one copy for all (see docs/memory.md)"
+    )
+
+
+# -- finding ------------------------------------------------------------------------------
+
+
+def _walk(
+    thing: Any, path: str, chain: tuple[tuple[type, str], ...], depth: int, seen: set[int]
+) -> Iterator[_Place]:
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    # vars() and not getattr(): nothing of the user's runs because we look.
+    for name in list(vars(thing)) if _has_attributes(thing) else ():
+        steps = (*chain, (type(thing), name))
+        place = _attribute(thing, name, f"{path}.{name}", steps)
+        yield from _look_into(place, depth, seen)
+
+
+def _look_into(place: _Place, depth: int, seen: set[int]) -> Iterator[_Place]:
+    value = place.read()
+    if isinstance(value, (PackedList, PackedDict)):
+        return
+    if isinstance(value, _CONTAINERS):
+        inner = list(_entries(value, place))
+        if not inner:
+            if not isinstance(value, np.ndarray) or (value.dtype == object and value.ndim == 1):
+                yield place
+            return
+        for entry in inner:
+            if depth:
+                yield from _look_into(entry, depth - 1, seen)
+    elif depth and _is_walkable(value):
+        yield from _walk(value, place.path, place.chain, depth - 1, seen)
+
+
+def _entries(value: Any, place: _Place) -> Iterator[_Place]:
+    """Entries of a small container, if they are what is large."""
+    if type(value) not in (list, dict, tuple) or not 0 < len(value) <= _FEW:
+        return
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    if any(isinstance(value[key], _CONTAINERS) or _is_walkable(value[key]) for key in keys):
+        for key in keys:
+            yield _entry(value, key, f"{place.path}[{key!r}]", place.chain)
+
+
+def _is_walkable(value: Any) -> bool:
+    """An object with attributes of the user's: a dataset, an index, a bundle of settings."""
+    if isinstance(value, torch.utils.data.Dataset):
+        return True
+    if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
+        return False
+    home = type(value).__module__.partition(".")[0]
+    return _has_attributes(value) and home not in ("torch", "numpy", *sys.stdlib_module_names)
+
+
+def _has_attributes(value: Any) -> bool:
+    return type(value).__dictoffset__ != 0
+
+
+def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
+    return _Place(path, lambda: vars(owner)[name], lambda value: setattr(owner, name, value), chain)
+
+
+def _entry(owner: Any, key: Any, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
+    def write(value: Any) -> None:
+        owner[key] = value
+
+    return _Place(path, lambda: owner[key], write, chain)
+
+
+# -- judging and doing --------------------------------------------------------------------
+
+
+def _pack_one(candidate: Candidate, checked: bool) -> Packed | Refused:
+    items, size = candidate.items, candidate.size
+    kind = candidate.kind
+
+    def refused(reason: str) -> Refused:
+        return Refused(candidate.path, kind, items, size, reason)
+
+    reason = _unsuitable(candidate.places[0].read(), size)
+    if reason is None and checked:
+        reason = _changed(candidate) or _held_elsewhere(candidate)
+    if reason is not None:
+        return refused(reason)
+    value = candidate.places[0].read()
+    try:
+        packed: Any = PackedDict(value) if isinstance(value, dict) else PackedList(value)
+    except Exception as error:  # whatever a user's __reduce__ raises
+        return refused(f"it cannot be stored: {error}")
+    if packed.pickled > items // 10:
+        return refused(
+            f"{packed.pickled:,} of its values are objects that would be unpickled at every "
+            f"access ({_example(value)}). Keep their fields in tuples or dicts, or pack it "
+            f"yourself: {type(packed).__name__}(...)"
+        )
+    if packed.nbytes > 0.9 * size:
+        return refused(f"it would not become smaller ({in_words(packed.nbytes)})")
+    reason = _differs(value, packed) or _replace(candidate, packed)
+    if reason is not None:
+        return refused(reason)
+    return Packed(candidate.path, kind, items, size, packed.nbytes, _note(packed))
+
+
+def _unsuitable(value: Any, size: int) -> str | None:
+    kind = type(value)
+    if kind is tuple:
+        return "it is a tuple, which a packed list is not equal to. Make it a list first"
+    if isinstance(value, (set, frozenset)):
+        return "a set has no packed form. A sorted PackedList, or a PackedDict, may do"
+    if isinstance(value, np.ndarray):
+        return "it is an array of Python objects. Make it a list first, with .tolist()"
+    if kind not in (list, dict):
+        return f"it is a {kind.__qualname__}, which does more than a {kind.__mro__[-2].__name__}"
+    if size > _PER_OBJECT * object_count(value):
+        return (
+            "it is a few large arrays or strings, not many small objects: their contents are not "
+            "copied by forked workers anyway"
+        )
+    return None
+
+
+def _changed(candidate: Candidate) -> str | None:
+    for place in candidate.places:
+        for owner, attribute in place.chain:
+            method = unreadable(owner)
+            if method is not None:
+                return (
+                    f"the source of {owner.__qualname__}.{method} cannot be read, so nobody knows "
+                    f"whether it changes it. If it does not: trust={place.path!r}"
+                )
+            change = changes(owner).get(attribute)
+            if change is not None:
+                does = "asks for its type" if change.only_asks else "changes it"
+                return (
+                    f"{owner.__qualname__}.{change.method} {does} "
+                    f"(line {change.line}: {change.code.splitlines()[0]})"
+                )
+    return None
+
+
+def _references(read: Callable[[], Any]) -> int:
+    value = read()
+    return sys.getrefcount(value)
+
+
+def _held_elsewhere(candidate: Candidate) -> str | None:
+    """Somebody else who has it keeps its memory, and would not see the same list any more."""
+    alone = SimpleNamespace(value=[])
+    ours = _references(lambda: alone.value) - 1 + len(candidate.places)
+    if _references(candidate.places[0].read) <= ours:
+        return None
+    holders = ", ".join(_holders(candidate)) or "a local variable of a function"
+    return (
+        f"it is also held by {holders}, and would stay in memory. Delete that reference before, "
+        f"or, if it is not needed for changes: trust={candidate.places[0].path!r}"
+    )
+
+
+def _holders(candidate: Candidate) -> Iterator[str]:
+    value = candidate.places[0].read()
+    attributes = {name for place in candidate.places for _, name in place.chain}
+    for holder in gc.get_referrers(value):
+        if isinstance(holder, FrameType):
+            if holder.f_code.co_filename != __file__:
+                yield f"a variable in {holder.f_code.co_name}()"
+        elif isinstance(holder, dict):
+            names = [name for name, held in holder.items() if held is value]
+            if "__name__" in holder and "__loader__" in holder:
+                yield f"{holder['__name__']}.{names[0]}"
+            elif not attributes.intersection(names):
+                yield f"a dict (under {names[0]!r})" if names else "a dict"
+        elif isinstance(holder, (list, tuple)):
+            yield f"a {type(holder).__name__}"
+
+
+def _example(value: Any) -> str:
+    first = next(iter(value.values() if isinstance(value, dict) else value))
+    return f"such as a {type(first).__qualname__}"
+
+
+def _differs(value: Any, packed: Any) -> str | None:
+    """Why the packed container is not the same as the original, from a sample of it."""
+    keys: Any = list(value) if isinstance(value, dict) else range(len(value))
+    chosen = random.Random(0).sample(range(len(keys)), min(len(keys), _COMPARED))
+    for at in {0, len(keys) - 1, *chosen}:
+        key = keys[at]
+        if not _same(value[key], packed[key]):
+            return (
+                f"item {key!r} ({type(value[key]).__qualname__}) would not come out equal to what "
+                "went in"
+            )
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        equal = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+        return one.dtype == other.dtype and bool(equal)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return bool(one == other) or (one != one and other != other)
+
+
+def _replace(candidate: Candidate, packed: Any) -> str | None:
+    """Put it in every place, or in none."""
+    before = candidate.places[0].read()
+    done: list[_Place] = []
+    try:
+        for place in candidate.places:
+            place.write(packed)
+            done.append(place)
+            if place.read() is not packed:
+                raise TypeError("it was set, and something else is there")
+    except Exception as error:  # a property, a frozen dataclass, a tuple: whatever refuses
+        for place in done:
+            place.write(before)
+        return f"{candidate.path} cannot be set: {error}"
+    return None
+
+
+def _note(packed: Any) -> str:
+    values = packed.values() if isinstance(packed, PackedDict) else packed
+    if isinstance(values[0], (list, dict, np.ndarray, torch.Tensor)):
+        kind = type(values[0]).__name__
+        return f"each access gives a new {kind}: what is changed in one is not kept"
+    return ""

@@ -1,0 +1,72 @@
+"""How much memory Python objects take, estimated from a sample of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["deep_size", "object_count"]
+
+_SAMPLE = 1000
+_DEPTH = 8
+
+
+def deep_size(value: Any) -> int:
+    """Bytes of a value with all it holds; of large containers estimated from a thousand items."""
+    return _measure(value, {}, 0)[0]
+
+
+def object_count(value: Any) -> int:
+    """How many Python objects it consists of, estimated in the same way."""
+    return _measure(value, {}, 0)[1]
+
+
+def _measure(value: Any, seen: dict[int, Any], depth: int) -> tuple[int, int]:
+    if id(value) in seen:
+        return 0, 0
+    seen[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        own = value.nbytes if value.layout is torch.strided else 0
+        return own + sys.getsizeof(value), 1
+    if isinstance(value, np.ndarray):
+        own = value.nbytes if value.base is not None else 0  # getsizeof counts what it owns
+        if value.dtype != object:
+            return own + sys.getsizeof(value), 1
+        return _add(sys.getsizeof(value), value.reshape(-1), value.size, seen, depth)
+    size = sys.getsizeof(value)
+    if depth >= _DEPTH:
+        return size, 1
+    if isinstance(value, dict):
+        keys = _add(0, value, len(value), seen, depth)
+        values = _add(0, value.values(), len(value), seen, depth)
+        return size + keys[0] + values[0], 1 + keys[1] + values[1]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _add(size, value, len(value), seen, depth)
+    state = getattr(value, "__dict__", None)
+    if isinstance(state, dict) and not isinstance(value, type) and not callable(value):
+        return _add(size + sys.getsizeof(state), state.values(), len(state), seen, depth)
+    return size, 1
+
+
+def _add(
+    size: int, parts: Iterable[Any], count: int, seen: dict[int, Any], depth: int
+) -> tuple[int, int]:
+    if not count:
+        return size, 1
+    if isinstance(parts, (list, tuple)) and count > _SAMPLE:
+        step = count // _SAMPLE
+        sample: Iterable[Any] = (parts[at] for at in range(0, step * _SAMPLE, step))
+    else:
+        sample = islice(parts, _SAMPLE)
+    taken = nbytes = objects = 0
+    for part in sample:
+        taken += 1
+        one, other = _measure(part, seen, depth + 1)
+        nbytes += one
+        objects += other
+    return size + nbytes * count // taken, 1 + objects * count // taken

@@ -1,0 +1,84 @@
+"""``holdfast doctor``: this machine, and a dataset, looked at before the run."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from holdfast.doctor import dataset as patient
+from holdfast.doctor import machine, report
+from holdfast.doctor.check import EXIT, Check, worst
+from holdfast.doctor.surroundings import Surroundings
+from holdfast.samples import source
+from holdfast.verbs import terminal
+
+__all__ = ["doctor"]
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[MODULE:NAME | FILE.py:NAME]")
+@click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="For a class or function.")
+@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
+@click.option("--num-workers", default=4, show_default=True, type=click.IntRange(1))
+@click.option("--prefetch-factor", default=2, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--samples", default=32, show_default=True, type=click.IntRange(2), help="How many to try."
+)
+@click.option(
+    "--seconds",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="How long to measure each number of workers.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+def doctor(
+    target: str | None,
+    args: tuple[str, ...],
+    batch_size: int,
+    num_workers: int,
+    prefetch_factor: int,
+    samples: int,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Look for what will go wrong with data loading on this machine, before it does.
+
+    With a dataset (or a function that makes one) named as in mypackage.data:train_set,
+    look at that as well, for the given settings: samples are loaded in real workers.
+
+    Exit status: 0 all good, 1 something to look at, 3 something bad, 2 for wrong usage.
+    """
+    out = terminal.console()
+    parts: dict[str, list[Check]] = {}
+    found = None
+    if target is not None:
+        try:
+            found = patient.find(target, source.arguments(args))
+        except source.SourceError as error:
+            raise click.UsageError(str(error)) from None
+    here = Surroundings.look()
+    parts["machine"] = machine.examine(here)
+    if target is not None:
+        plan = patient.Plan(batch_size, num_workers, prefetch_factor, samples, seconds)
+        say = _Progress(quiet=as_json or not sys.stderr.isatty())
+        parts[target] = patient.examine(found, plan, here.machine, say)
+        say("")
+    if as_json:
+        click.echo(json.dumps(report.as_json(parts), indent=2))
+    else:
+        report.show(out, parts)
+    sys.exit(EXIT[worst(check for part in parts.values() for check in part)])
+
+
+class _Progress:
+    """One line that says what is going on, written over itself."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def __call__(self, words: str) -> None:
+        if not self.quiet:
+            click.echo(f"\r\x1b[K{words}{' …' if words else ''}", nl=False, err=True)

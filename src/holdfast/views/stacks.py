@@ -1,0 +1,92 @@
+"""What a stranger's worker is doing, from py-spy, if it is there and may look.
+
+One process is asked at a time, in the background, so that the view never waits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Stacks", "innermost"]
+
+_LATEST = 3.0  # seconds a look may take
+_OFTEN = 0.5  # seconds between two looks
+_LIBRARIES = ("/multiprocessing/", "/torch/", "/threading.py", "<frozen")
+
+
+class Stacks:
+    """The last known place of each process; `why_not` says why there is none."""
+
+    def __init__(self, program: str | None = None) -> None:
+        self._program = program or shutil.which("py-spy")
+        self.why_not = "" if self._program else "py-spy is not installed"
+        self.places: dict[int, str] = {}
+        self._running: tuple[int, subprocess.Popen[bytes], float] | None = None
+        self._last: dict[int, float] = {}
+        self._again = 0.0
+
+    def ask(self, pids: Sequence[int]) -> None:
+        """Collect an answer if there is one, and ask for the process not asked for longest."""
+        now = time.monotonic()
+        if self._running is not None:
+            self._collect(now)
+        if self._running is None and pids and self._program and not self.why_not:
+            pid = min(pids, key=lambda pid: self._last.get(pid, 0.0))
+            if now >= self._again:
+                self._last[pid], self._again = now, now + _OFTEN
+                command = [self._program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+                self._running = (pid, child, now)
+
+    def _collect(self, now: float) -> None:
+        assert self._running is not None
+        pid, child, since = self._running
+        if child.poll() is None:
+            if now - since < _LATEST:
+                return
+            child.kill()
+        output, errors = child.communicate()
+        self._running = None
+        if child.returncode == 0:
+            place = innermost(json.loads(output))
+            if place:
+                self.places[pid] = place
+        elif b"ermission" in errors or b"root" in errors:
+            self.why_not = "py-spy may not look (root or ptrace_scope=0)"
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running[1].kill()
+            self._running[1].communicate()
+            self._running = None
+
+
+def innermost(dump: list[dict[str, Any]]) -> str:
+    """Function and line of the main thread that is nearest to what the user wrote."""
+    if not dump:
+        return ""
+    main = next((one for one in dump if one.get("thread_name") == "MainThread"), dump[0])
+    frames = [frame for frame in main.get("frames", ()) if not _is_library(frame)]
+    frames = frames or list(main.get("frames", ()))
+    if not frames:
+        return ""
+    frame = frames[0]
+    file = str(frame.get("short_filename") or frame.get("filename") or "?")
+    return f"{frame.get('name', '?')} ({file.rpartition('/')[2]}:{frame.get('line', 0)})"
+
+
+def _is_library(frame: dict[str, Any]) -> bool:
+    file = str(frame.get("filename", ""))
+    return any(
+        part in file for part in ("/multiprocessing/", "/torch/", "/threading.py", "<frozen")
+    )

@@ -1,0 +1,194 @@
+"""The live view of loader workers: a table that refreshes in place."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.autopsy.machine import in_words
+from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, process
+from holdfast.views.stacks import Stacks
+from holdfast.views.workers import Watch, Worker
+
+__all__ = ["draw", "run", "surroundings"]
+
+_GROWING = 10 << 10  # bytes per second that are worth a colour: 36 MB in an hour
+_IN_A_FILE = 120  # characters of a line
+_STATES = {"R": "green", "D": "red", "T": "red", "t": "red", "Z": "red"}
+
+
+def run(out: Console, pid: int | None, interval: float, once: bool, stacks: bool = True) -> int:
+    """Show until q is pressed; how many workers there were at the end."""
+    watch = Watch(pid)
+    spy = Stacks() if stacks else None
+    try:
+        if once or not (out.is_terminal and sys.stdin.isatty()):
+            return _once(out, watch, spy, interval)
+        with _keys() as quits, Live(console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                rows = watch.look()
+                _ask(spy, rows)
+                live.update(draw(rows, surroundings(rows), spy), refresh=True)
+                if quits(interval):
+                    return _count(rows)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if spy is not None:
+            spy.close()
+
+
+def _once(out: Console, watch: Watch, spy: Stacks | None, interval: float) -> int:
+    """Two looks, because rates need them, and one table."""
+    rows = watch.look()
+    deadline = time.monotonic() + max(interval, 1.0)
+    while time.monotonic() < deadline:
+        _ask(spy, rows)
+        time.sleep(0.1)
+    rows = watch.look()
+    width = out.width if out.is_terminal else max(out.width, _IN_A_FILE)
+    out.print(draw(rows, surroundings(rows), spy), width=width)
+    return _count(rows)
+
+
+def _ask(spy: Stacks | None, rows: Sequence[Worker]) -> None:
+    if spy is not None:
+        spy.ask([row.pid for row in rows if not row.ours and row.pid != row.trainer])
+
+
+def _count(rows: Sequence[Worker]) -> int:
+    return sum(row.pid != row.trainer for row in rows)
+
+
+@contextmanager
+def _keys() -> Iterator[_Quits]:
+    """Keys arrive without Enter meanwhile; the terminal is put back whatever happens."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield _Quits()
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class _Quits:
+    """Waits for so many seconds; True as soon as q is pressed."""
+
+    def __call__(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([sys.stdin], [], [], left)[0]:
+                pressed = os.read(sys.stdin.fileno(), 64)
+                if not pressed or b"q" in pressed.lower():
+                    return True
+        return False
+
+
+def surroundings(rows: Sequence[Worker], roots: Roots = HERE) -> list[str]:
+    """Memory of the machine, of the first trainer's group, and of /dev/shm: a line for each."""
+    parts = []
+    memory = process.meminfo(roots)
+    if memory is not None:
+        parts.append(f"memory {in_words(memory.available)} of {in_words(memory.total)} available")
+    if rows:
+        confined = cgroup.confinement(rows[0].trainer, roots)
+        if confined.memory_limit and confined.memory_usage is not None:
+            used, limit = confined.memory_usage, confined.memory_limit
+            parts.append(
+                f"control group {in_words(used)} of {in_words(limit)} ({used / limit:.0%})"
+            )
+        else:
+            parts.append("control group without a limit")
+    shm = filesystem.fill(roots.shm)
+    if shm is not None:
+        parts.append(f"/dev/shm {in_words(shm.total - shm.free)} of {in_words(shm.total)} used")
+    return parts
+
+
+def draw(rows: Sequence[Worker], below: Sequence[str], spy: Stacks | None = None) -> RenderableType:
+    """The table, a line about the machine, and one about what is missing."""
+    if not rows:
+        nobody = "no loader workers are running (processes called pt_data_worker)"
+        return Text("\n".join([nobody, *below]))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=True)
+    table.add_column("PID", justify="right")
+    table.add_column("WHO", no_wrap=True)
+    table.add_column("S")
+    for name in ("CPU", "RSS", "PRIV", "SHRD", "GROWTH", "FDS", "THR"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("DOING", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        style = "bold" if row.pid == row.trainer else ""
+        table.add_row(*_figures(row), Text(_doing(row, spy)), style=style)
+    notes = [Text(""), *map(Text, below)]
+    if spy is not None and spy.why_not and any(not row.ours for row in rows):
+        notes.append(Text(f"torch's workers by kernel function: {spy.why_not}", "dim"))
+    return Group(table, *notes)
+
+
+def _figures(row: Worker) -> list[Text]:
+    memory = row.memory
+    sizes = (memory.resident, memory.private, memory.shared) if memory else (None, None, None)
+    growing = row.growth is not None and row.growth > _GROWING
+    return [
+        Text(str(row.pid)),
+        Text(_who(row)),
+        Text(row.state, _STATES.get(row.state, "")),
+        Text("" if row.cpu is None else f"{row.cpu:.0%}"),
+        *(Text(_short(size)) for size in sizes),
+        Text(_per_minute(row.growth), "yellow" if growing else ""),
+        Text("" if row.descriptors is None else str(row.descriptors)),
+        Text("" if row.threads is None else str(row.threads)),
+    ]
+
+
+def _who(row: Worker) -> str:
+    if row.pid == row.trainer:
+        return "trainer"
+    return "torch" if row.number is None else f"ours {row.number}"
+
+
+def _doing(row: Worker, spy: Stacks | None) -> str:
+    if row.pid == row.trainer:
+        return row.command
+    if row.note is not None:
+        words = row.note.step
+        if row.note.step != "idle" and row.note.task is not None:
+            where = f"batch {row.note.task}"
+            if row.note.position is not None:
+                where += f" sample {row.note.position}"
+            words = f"{words} {where}"
+        return f"{words}, {max(0.0, time.monotonic() - row.note.since):.1f} s"
+    place = spy.places.get(row.pid) if spy is not None else None
+    return place or (f"in {row.wchan}" if row.wchan else "")
+
+
+def _short(size: int | None) -> str:
+    """Four characters: 812K, 7.1M, 120M, 1.2G."""
+    if size is None:
+        return ""
+    figure = size / 1024
+    for unit in "KMGT":
+        if figure < 999.5:
+            return f"{figure:.1f}{unit}" if figure < 9.95 and unit != "K" else f"{figure:.0f}{unit}"
+        figure /= 1024
+    return f"{figure:.0f}P"
+
+
+def _per_minute(growth: float | None) -> str:
+    if growth is None:
+        return ""
+    if abs(growth) * 60 < 1 << 10:
+        return "0"
+    return f"{'+' if growth > 0 else '-'}{_short(int(abs(growth) * 60))}/m"

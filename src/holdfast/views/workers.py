@@ -1,0 +1,205 @@
+"""Loader workers of any PyTorch program on this machine, ours and torch's, seen from outside.
+
+Both kinds call themselves ``pt_data_worker``; ours hold a black box, in which it says what they are
+doing. Needs no rights beyond those of the user who runs them: what may not be read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.autopsy.blackbox import NAME, Note, read_from_outside
+from holdfast.autopsy.readers import HERE, Roots, process, text
+
+__all__ = ["Memory", "Watch", "Worker"]
+
+_WORKER = "pt_data_worker"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SHARE = 0.01  # of the time may go into reading smaps, which takes long for large processes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: all that is resident, what nobody else has, and what others have too."""
+
+    resident: int
+    private: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker, or a trainer, at one moment. None is unknown."""
+
+    pid: int
+    trainer: int
+    ours: bool
+    number: int | None
+    state: str
+    cpu: float | None  # of one core, since the last look
+    memory: Memory | None
+    growth: float | None  # private bytes per second since it was first seen
+    descriptors: int | None
+    threads: int | None
+    note: Note | None
+    wchan: str | None
+    command: str
+
+
+@dataclass
+class _Seen:
+    """What is remembered of a process from look to look."""
+
+    born: str
+    ticks: int
+    at: float
+    first: tuple[float, int] | None = None  # when, and its private bytes
+    memory: Memory | None = None
+    read_again: float = 0.0
+
+
+class Watch:
+    """Looks again and again; differences are taken from look to look."""
+
+    def __init__(self, pid: int | None = None, roots: Roots = HERE) -> None:
+        self.pid = pid
+        self.roots = roots
+        self._seen: dict[int, _Seen] = {}
+
+    def look(self) -> list[Worker]:
+        """Workers, each trainer's together and behind their trainer."""
+        parents = dict(self._parents())
+        found = {pid: self._trainer_of(pid, parents) for pid in parents if self._is_worker(pid)}
+        if self.pid is not None:
+            found = {
+                pid: trainer
+                for pid, trainer in found.items()
+                if self.pid in (pid, *_upwards(pid, parents))
+            }
+        rows: list[Worker] = []
+        for trainer in sorted(set(found.values())):
+            mine = sorted(pid for pid, its in found.items() if its == trainer)
+            workers = [row for pid in mine if (row := self._row(pid, trainer)) is not None]
+            head = self._row(trainer, trainer)
+            if workers and head is not None:
+                rows += [replace(head, ours=workers[0].ours), *sorted(workers, key=_order)]
+        self._seen = {pid: seen for pid, seen in self._seen.items() if pid in parents}
+        return rows
+
+    # -- who ----------------------------------------------------------------------------------
+
+    def _parents(self) -> Iterator[tuple[int, int]]:
+        for entry in os.listdir(self.roots.proc):
+            fields = self._stat(int(entry)) if entry.isdigit() else None
+            if fields is not None:
+                yield int(entry), int(fields[1])
+
+    def _is_worker(self, pid: int) -> bool:
+        return (text(self.roots.proc / str(pid) / "comm") or "").strip() == _WORKER
+
+    def _trainer_of(self, pid: int, parents: dict[int, int]) -> int:
+        """Who uses the worker: its parent, or with ours the nursery's parent."""
+        parent = parents[pid]
+        return parents.get(parent, parent) if self._blackbox(pid) is not None else parent
+
+    # -- what ---------------------------------------------------------------------------------
+
+    def _row(self, pid: int, trainer: int) -> Worker | None:
+        fields = self._stat(pid)
+        activity = process.activity(pid, self.roots)
+        if fields is None or activity is None:
+            return None
+        now = time.monotonic()
+        seen = self._seen.get(pid)
+        if seen is None or seen.born != fields[19]:
+            seen = self._seen[pid] = _Seen(fields[19], activity.ticks, now)
+            cpu = None
+        else:
+            passed = now - seen.at
+            cpu = (activity.ticks - seen.ticks) / _TICKS / passed if passed > 0 else None
+            seen.ticks, seen.at = activity.ticks, now
+        self._measure(pid, seen, now)
+        known = self._blackbox(pid) if pid != trainer else None
+        return Worker(
+            pid=pid,
+            trainer=trainer,
+            ours=known is not None,
+            number=known[0] if known else None,
+            state=activity.state,
+            cpu=cpu,
+            memory=seen.memory,
+            growth=_growth(seen, now),
+            descriptors=process.descriptors(pid, self.roots),
+            threads=process.threads(pid, self.roots),
+            note=known[1] if known else None,
+            wchan=activity.wchan,
+            command=self._command(pid),
+        )
+
+    def _measure(self, pid: int, seen: _Seen, now: float) -> None:
+        if now < seen.read_again:
+            return
+        begun = time.monotonic()
+        rollup = text(self.roots.proc / str(pid) / "smaps_rollup")
+        cost = time.monotonic() - begun
+        seen.read_again = now + cost / _SHARE
+        if not rollup:
+            return
+        sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", rollup, re.MULTILINE))
+        private = sum(int(sizes.get(f"Private_{kind}", 0)) for kind in ("Clean", "Dirty")) << 10
+        shared = sum(int(sizes.get(f"Shared_{kind}", 0)) for kind in ("Clean", "Dirty")) << 10
+        seen.memory = Memory(int(sizes.get("Rss", 0)) << 10, private, shared)
+        if seen.first is None:
+            seen.first = (now, private)
+
+    def _blackbox(self, pid: int) -> tuple[int, Note] | None:
+        folder = self.roots.proc / str(pid) / "fd"
+        try:
+            entries = sorted(os.listdir(folder), key=int, reverse=True)
+        except OSError:
+            return None
+        for entry in entries:
+            try:
+                if NAME not in os.readlink(folder / entry):
+                    continue
+                found = read_from_outside(str(folder / entry), self._offset(pid, entry))
+            except OSError:
+                continue  # closed meanwhile, or not for us to see
+            if found is not None:
+                return found
+        return None
+
+    def _offset(self, pid: int, descriptor: str) -> int:
+        written = text(self.roots.proc / str(pid) / "fdinfo" / descriptor) or ""
+        match = re.search(r"^pos:\s+(\d+)", written, re.MULTILINE)
+        return int(match[1]) if match else 0
+
+    def _stat(self, pid: int) -> list[str] | None:
+        written = text(self.roots.proc / str(pid) / "stat")
+        fields = (written or "").rpartition(")")[2].split()
+        return fields if len(fields) > 19 and fields[0] not in "ZX" else None
+
+    def _command(self, pid: int) -> str:
+        path: Path = self.roots.proc / str(pid) / "cmdline"
+        return (text(path) or "").replace("\0", " ").strip()
+
+
+def _upwards(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while (pid := parents.get(pid, 0)) > 0:
+        yield pid
+
+
+def _order(worker: Worker) -> tuple[int, int]:
+    return (worker.number if worker.number is not None else 0, worker.pid)
+
+
+def _growth(seen: _Seen, now: float) -> float | None:
+    if seen.first is None or seen.memory is None:
+        return None
+    since, before = seen.first
+    return (seen.memory.private - before) / (now - since) if now - since >= 1 else None

@@ -1,0 +1,242 @@
+"""The live view: who is found, what is said of them, and that q ends it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+from rich.console import Console
+
+from holdfast import DataLoader
+from holdfast.autopsy.blackbox import Note
+from holdfast.views import top
+from holdfast.views.stacks import Stacks, innermost
+from holdfast.views.workers import Memory, Watch, Worker
+from tests.autopsy.made_up import MEMINFO, MOUNTS_V2, Tree
+from tests.support.processes import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Slow(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.01)
+        return index
+
+
+def found(watch: Watch) -> list[Worker]:
+    return [row for row in watch.look() if row.pid != row.trainer]
+
+
+@pytest.mark.parametrize("make", [DataLoader, torch.utils.data.DataLoader], ids=["ours", "torch"])
+def test_the_workers_of_a_program_are_found_and_measured(make: Any) -> None:
+    loader = make(Slow(), batch_size=4, num_workers=2)
+    watch = Watch(os.getpid())
+    stream = iter(loader)
+    try:
+        next(stream)
+        assert eventually(lambda: len(found(watch)) == 2)
+        rows = watch.look()
+        assert [row.trainer for row in rows] == [os.getpid()] * 3
+        assert rows[0].pid == os.getpid()
+        for number, row in enumerate(rows[1:]):
+            assert row.memory is not None
+            assert 0 < row.memory.private < row.memory.resident
+            assert row.cpu is not None
+            assert row.threads
+            assert row.descriptors
+            if make is DataLoader:
+                assert row.number == number
+                assert row.note is not None
+                assert row.note.step in ("fetch", "collate", "send", "idle")
+            else:
+                assert row.number is None
+                assert row.note is None
+    finally:
+        del stream
+    assert eventually(lambda: not found(watch))
+
+
+def test_somebody_elses_workers_are_not_shown_for_a_pid() -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        stream = iter(DataLoader(Slow(), num_workers=1))
+        next(stream)
+        assert Watch(other.pid).look() == []
+        assert Watch(os.getpid()).look() != []
+        del stream
+    finally:
+        other.communicate(b"\n", timeout=20)
+
+
+def stat(pid: int, parent: int, ticks: int = 0) -> str:
+    head = f"{pid} (odd) name) S {parent} {' '.join(['0'] * 9)} {ticks} 0"
+    return f"{head} {' '.join(['0'] * 6)} 77"
+
+
+def rollup(private: int) -> str:
+    return f"00-ff\nRss: {private + 500} kB\nShared_Clean: 500 kB\nPrivate_Dirty: {private} kB\n"
+
+
+def test_growth_and_cpu_are_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    tree = Tree(tmp_path)
+    tree.proc("10/stat", stat(10, 1))
+    tree.proc("10/comm", "python\n")
+    tree.proc("11/stat", stat(11, 10))
+    tree.proc("11/comm", "pt_data_worker\n")
+    tree.proc("11/smaps_rollup", rollup(1000))
+    watch = Watch(10, tree.roots)
+    first = watch.look()[1]
+    assert (first.cpu, first.growth) == (None, None)
+    assert first.memory == Memory(1500 << 10, 1000 << 10, 500 << 10)
+    clock[0] += 10
+    tree.proc("11/stat", stat(11, 10, 5 * os.sysconf("SC_CLK_TCK")))
+    tree.proc("11/smaps_rollup", rollup(3000))
+    second = watch.look()[1]
+    assert second.cpu == pytest.approx(0.5)
+    assert second.growth == pytest.approx(200 << 10)
+    # another process under the same number starts from nothing
+    tree.proc("11/stat", stat(11, 10).replace(" 77", " 99"))
+    assert watch.look()[1].cpu is None
+
+
+def worker(**changes: Any) -> Worker:
+    figures: dict[str, Any] = {
+        "pid": 4_194_303,
+        "trainer": 812,
+        "ours": True,
+        "number": 12,
+        "state": "S",
+        "cpu": 1.0,
+        "memory": Memory(120 << 30, 99 << 20, 9 << 10),
+        "growth": 1.4e6,
+        "descriptors": 1234,
+        "threads": 12,
+        "note": Note(8123, 31, "fetch", time.monotonic() - 2),
+        "wchan": "futex_wait_queue",
+        "command": "",
+    }
+    return Worker(**{**figures, **changes})
+
+
+def drawn(rows: list[Worker], width: int, spy: Stacks | None = None) -> list[str]:
+    out = Console(file=io.StringIO(), width=width, soft_wrap=True, highlight=False)
+    out.print(top.draw(rows, ["memory 1 GiB of 2 GiB available"], spy))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_line_fits_and_says_what_is_done(width: int) -> None:
+    lines = drawn([worker(pid=812, number=None, command="python train.py " * 9), worker()], width)
+    assert max(map(len, lines)) <= width
+    assert lines[1].split()[:2] == ["812", "trainer"]
+    assert lines[2].split()[:7] == ["4194303", "ours", "12", "S", "100%", "120G", "99M"]
+    assert "+80M/m" in lines[2]
+    assert "fetch" in lines[2]
+    if width == 120:
+        assert "fetch batch 8123 sample 31, 2." in lines[2]
+
+
+def test_torchs_workers_are_told_by_stack_or_by_wchan() -> None:
+    theirs = worker(ours=False, number=None, note=None)
+    assert "in futex_wait_queue" in drawn([theirs], 120)[1]
+    spy = Stacks("/bin/false")
+    spy.places[theirs.pid] = "load (data.py:7)"
+    assert "load (data.py:7)" in drawn([theirs], 120, spy)[1]
+
+
+def test_without_py_spy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    spy = Stacks()
+    spy.ask([1])
+    assert "py-spy is not installed" in drawn([worker(ours=False, note=None)], 120, spy)[-1]
+
+
+def test_a_py_spy_that_may_not_look_is_not_asked_again(tmp_path: Path) -> None:
+    script = tmp_path / "py-spy"
+    script.write_text(
+        "#!/bin/sh\necho 'Permission Denied: Try running again with sudo' >&2; exit 1\n"
+    )
+    script.chmod(0o755)
+    spy = Stacks(str(script))
+
+    def refused() -> bool:
+        spy.ask([os.getpid()])
+        return bool(spy.why_not)
+
+    assert eventually(refused)
+    assert "ptrace_scope" in spy.why_not
+    spy.close()
+
+
+def test_the_frame_nearest_to_the_user_is_chosen() -> None:
+    frames = [
+        {"name": "wait", "filename": "/usr/lib/python3/threading.py", "line": 1},
+        {"name": "decode", "filename": "/home/me/data.py", "line": 7},
+        {"name": "_worker_loop", "filename": "/x/torch/utils/data/_utils/worker.py", "line": 3},
+    ]
+    dump = [{"thread_name": "other", "frames": []}, {"thread_name": "MainThread", "frames": frames}]
+    assert innermost(dump) == "decode (data.py:7)"
+    assert (
+        innermost([{"thread_name": "MainThread", "frames": frames[2:]}])
+        == "_worker_loop (worker.py:3)"
+    )
+    assert innermost([]) == ""
+
+
+def test_the_group_of_the_trainer_is_shown(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.proc("meminfo", MEMINFO)
+    tree.proc("self/mountinfo", MOUNTS_V2)
+    tree.proc("812/cgroup", "0::/job\n")
+    tree.cgroup("job/memory.max", str(8 << 30))
+    tree.cgroup("job/memory.current", str(6 << 30))
+    lines = top.surroundings([worker()], tree.roots)
+    assert "control group 6.0 GiB of 8.0 GiB (75%)" in lines
+    assert lines[0] == "memory 1.9 GiB of 15 GiB available"
+
+
+def test_it_refreshes_in_place_and_ends_with_q() -> None:
+    """On a terminal of its own, as over ssh."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli", "top", "--interval", "0.2", "--no-stacks", "1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "src", "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    screen = b""
+    deadline = time.monotonic() + 60
+    try:
+        while screen.count(b"available") < 3 and time.monotonic() < deadline:
+            if select.select([ours], [], [], 1)[0]:
+                screen += os.read(ours, 65536)
+        assert screen.count(b"available") >= 3, screen.decode(errors="replace")
+        assert b"\x1b[?1049h" in screen  # a screen of its own
+        os.write(ours, b"xq")
+        assert child.wait(20) in (0, 1)
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        child.kill()
+        child.wait(20)
+        os.close(ours)
+        os.close(theirs)
