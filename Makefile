@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 PYTEST_ARGS ?=
+# Test processes side by side. Much of what the tests do is waiting for processes to start and end.
+SIDE_BY_SIDE ?= 2
 BENCH_ARGS ?=
 
 .PHONY: help demo test test-all bench lint format docs causes clean
@@ -25,7 +27,7 @@ demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
 	HOLDFAST_THOROUGH=1 $(RUN) -m pytest $(PYTEST_ARGS)

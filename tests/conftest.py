@@ -22,9 +22,11 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+
+from tests.autopsy.matrices import MATRICES
 
 GRACE = 3.0
 SHM = Path("/dev/shm")
@@ -32,9 +34,30 @@ T = TypeVar("T")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.setpgid(0, 0)  # orphans are told by their group: not the neighbour's
     # pytest does this too, unless started with `-p no:faulthandler`.
     if not faulthandler.is_enabled():
         faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In one of several test processes: hand over what is to be shown at the end."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["matrices"] = list(MATRICES)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    MATRICES.extend(getattr(node, "workeroutput", {}).get("matrices", []))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The confusion matrices of the autopsy, passed or not."""
+    for told in MATRICES:
+        terminalreporter.section("injected causes and verdicts")
+        terminalreporter.write_line(told)
 
 
 def pytest_collection_finish() -> None:
