@@ -282,7 +282,7 @@ def _check_error(case: Case, error: Error) -> None:
     if case.phase == "unpickle":
         return
     position = table.POSITION if case.phase == "sample" else None
-    assert error.sample[1:] == (position, case.task, case.worker), error.sample
+    assert error.sample[1:4] == (position, case.task, case.worker), error.sample
     if case.phase == "sample" and not case.dataset.iterable:
         assert error.sample.index == case.number(table.POSITION), error.sample
         assert f"sample {case.number(table.POSITION)}" in error.text

@@ -70,7 +70,7 @@ def gather(loader: Any) -> tuple[list[list[int]], list[Any]]:
         try:
             batches.append(next(iterator).tolist())
         except holdfast.PoisonSample as error:
-            named.append(error.sample)  # type: ignore[attr-defined]
+            named.append(error.sample)
         except StopIteration:
             return batches, named
 

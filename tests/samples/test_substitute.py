@@ -57,5 +57,5 @@ def test_a_candidate_is_found_by_its_code() -> None:
     assert s.sample_of(["a", "b"], brief, s.code(1)) == "b"
     assert s.sample_of(["a", "b"], brief, s.code(1, 3)) == "x"
     assert s.sample_of(["a", "b"], brief, s.code(1, s.CANDIDATES)) == "a"
-    assert s.sample_of("key", brief, 0) == "key"
+    assert s.sample_of(("key",), brief, 0) == "key"
     assert s.sample_of(["a"], brief, None) is None
