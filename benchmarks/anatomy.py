@@ -1,0 +1,158 @@
+"""Where the time of a batch goes, step by step, in one process.
+
+    python -m benchmarks.anatomy                             # prints the table
+    python -m benchmarks.anatomy --write docs/performance.md # and puts it between the marks there
+
+A worker's steps and the trainer's are taken in turn here, in one process and without waiting for
+anybody, so that each has the machine to itself. Medians, in microseconds. What is not in it: the
+wake-ups and switches between processes, which `python -m benchmarks` measures with all the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.utils.data import default_collate
+
+from benchmarks.workloads import WORKLOADS, Workload
+from holdfast.autopsy.blackbox import BlackBoxes, Recorder
+from holdfast.engine.channel import Channel, pair
+from holdfast.engine.faults import Faults
+from holdfast.engine.fetch import MapFetcher
+from holdfast.engine.randomness import Randomness
+from holdfast.memory import arena as arenas
+from holdfast.memory import codec, collate
+
+BEGIN, END = "<!-- anatomy: begin -->", "<!-- anatomy: end -->"
+ROUNDS = {"tiny": 3000, "tokens": 3000, "ragged": 1500, "nested": 500, "image": 60, "big": 60}
+STEPS = (
+    ("trainer: ask", "the indices pickled and sent, with the blocks that are free again"),
+    ("worker: hear", "received and unpickled"),
+    ("worker: load", "`dataset[i]` for each sample, noted in the black box, and collated"),
+    ("worker: encode", "the batch described; what is not in the arena yet is copied there"),
+    ("worker: random state", "of torch, random and NumPy, saved in the black box"),
+    ("worker: send", "the description, a few hundred bytes"),
+    ("trainer: hear", "received; its blocks taken over"),
+    ("trainer: unpack", "tensors made on the arena's memory, without a copy"),
+)
+T = TypeVar("T")
+
+
+class Watch:
+    """Sums up what each step took."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[int]] = {name: [] for name, _ in STEPS}
+
+    def time(self, step: str, work: Callable[[], T]) -> T:
+        began = time.perf_counter_ns()
+        done = work()
+        self.times[step].append(time.perf_counter_ns() - began)
+        return done
+
+    def median(self, step: str) -> float:
+        return statistics.median(self.times[step]) / 1000
+
+
+def dissect(workload: Workload, rounds: int) -> Watch:
+    watch = Watch()
+    fd = arenas.create("anatomy")
+    arena, window = arenas.Arena(fd), arenas.Window(fd)
+    collate.install(arena)
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    randomness = Randomness()
+    trainer, socket = pair()
+    worker = Channel(socket)
+    dataset: Any = workload.dataset
+    fetcher = MapFetcher(
+        dataset,
+        auto_collation=True,
+        collate_fn=workload.collate_fn or default_collate,
+        drop_last=False,
+        recorder=recorder,
+        arena=arena,
+        faults=Faults([], 0, 0),
+    )
+
+    def save_random_state(number: int) -> None:
+        randomness.save(recorder.slot_for(number))
+        recorder.commit(number)
+
+    for number in range(rounds):
+        index = list(range(number * workload.batch_size, (number + 1) * workload.batch_size))
+
+        def ask(number: int = number, index: list[int] = index) -> None:
+            trainer.post(pickle.dumps(("task", number, index, window.take_released()), 5))
+
+        def hear() -> Any:
+            message = worker.receive()
+            assert message is not None
+            heard = pickle.loads(message)
+            for offset in heard[3]:
+                arena.release(offset)
+            return heard
+
+        watch.time("trainer: ask", ask)
+        _, task, keys, _ = watch.time("worker: hear", hear)
+        batch = watch.time("worker: load", partial(fetcher.fetch, task, keys))
+        frame = watch.time("worker: encode", partial(codec.encode, batch, arena))
+        del batch
+        watch.time("worker: random state", partial(save_random_state, number))
+        watch.time("worker: send", partial(worker.send, frame))
+        arena.trim()
+
+        def take() -> codec.Parcel:
+            message = trainer.poll()
+            assert message is not None
+            return codec.receive(message, window)
+
+        parcel = watch.time("trainer: hear", take)
+        batch = watch.time("trainer: unpack", parcel.unpack)
+        del parcel, batch
+    trainer.close()
+    worker.close()
+    return watch
+
+
+def table(names: list[str]) -> str:
+    watches = {name: dissect(WORKLOADS[name], ROUNDS[name]) for name in names}
+    lines = [
+        f"| step | {' | '.join(f'*{name}*' for name in names)} | |",
+        f"| --- | {' | '.join('---:' for _ in names)} | --- |",
+    ]
+    for step, about in STEPS:
+        cells = " | ".join(f"{watches[name].median(step):,.0f}" for name in names)
+        lines.append(f"| {step} | {cells} | {about} |")
+    for side in ("worker", "trainer"):
+        sums = [
+            sum(watches[name].median(step) for step, _ in STEPS if step.startswith(side))
+            for name in names
+        ]
+        lines.append(f"| **{side}, in all** | {' | '.join(f'{one:,.0f}' for one in sums)} | |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.anatomy", description=__doc__)
+    parser.add_argument("--workloads", nargs="+", choices=ROUNDS, default=list(ROUNDS))
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    asked = parser.parse_args()
+    told = table(asked.workloads)
+    print(told)
+    if asked.write is not None:
+        page = asked.write.read_text()
+        marks = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+        asked.write.write_text(marks.sub(lambda _: f"{BEGIN}\n{told}\n{END}", page))
+
+
+if __name__ == "__main__":
+    main()
