@@ -110,6 +110,8 @@ def check_places(*, quarantine: Any) -> None:
         raise ValueError(f"quarantine={quarantine!r}: there is no folder {folder}; {right}")
     if os.path.isdir(path):
         raise ValueError(f"quarantine={quarantine!r} is a folder; {right}")
+    if os.path.exists(path) and not os.path.isfile(path):  # to read a pipe or device may never end
+        raise ValueError(f"quarantine={quarantine!r} is a pipe, socket or device; {right}")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK | os.R_OK):
         raise ValueError(f"quarantine={quarantine!r} cannot be read and written here; {right}")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +309,34 @@ def test_a_function_that_fails_is_an_error_at_that_batch() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [4, 1, None])
+def test_a_function_that_gets_the_word_wrong_is_told_the_words(
+    size: int | None, workers: int
+) -> None:
+    loader = DataLoader(
+        Corrupt({2: "raises"}, 8), batch_size=size, num_workers=workers,
+        on_bad_sample=lambda bad: "retry",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="returned 'retry' for sample 2") as caught:
+        list(loader)
+    assert '"skip", "replace", "raise" or a sample' in str(caught.value)
+    loader.close()
+
+
+class Lines(Corrupt):
+    def __getitem__(self, index: int) -> Any:
+        return f"line {super().__getitem__(index)[0]:.0f}"
+
+
+def test_text_may_stand_in_for_text() -> None:
+    loader = DataLoader(
+        Lines({2: "raises"}, 4), batch_size=4, num_workers=1, on_bad_sample=lambda bad: "retry"
+    )
+    assert list(loader) == [["line 0", "line 1", "retry", "line 3"]]
+    loader.close()
+
+
 # -- collation ----------------------------------------------------------------------------
 
 
@@ -324,6 +354,44 @@ def test_the_odd_one_out_is_named_with_what_the_others_had(workers: int) -> None
         "it is a float64 tensor of shape (3,), the others had a float64 tensor of shape (4,)",
         "it is a str, the others had a float64 tensor of shape (4,)",
     ]
+
+
+class Shades(Corrupt):
+    """Some are grey. Two of them make a good one beside them the odd one."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1 if self.bad.get(index) == "grey" else 3,), float(index))
+
+
+def test_the_odd_one_of_a_batch_is_tried_again_in_others(tmp_path: Path) -> None:
+    grey = {1: "grey", 2: "grey"}
+    options: dict[str, Any] = {
+        "num_workers": 1,
+        "on_bad_sample": "skip",
+        "quarantine": tmp_path / "bad.jsonl",
+    }
+    batches = [[0, 1, 2], [3, 4, 5]]
+    loader = DataLoader(Shades(grey, 6), batch_sampler=batches, **options)
+    for _ in range(2):
+        assert [batch[:, 0].tolist() for batch in loader] == [[1, 2], [3, 4, 5]]
+    (bad,) = loader.bad_samples
+    assert (bad.index, bad.kind, bad.verdict) == (0, "collate", "odd")
+    batches[:] = [[0, 3, 4], [1, 2]]
+    assert [batch[:, 0].tolist() for batch in loader] == [[0, 3, 4], [1, 2]]
+    loader.close()
+    with DataLoader(Shades(grey, 6), batch_sampler=[[0, 1, 2], [0, 5]], **options) as another:
+        assert [batch[:, 0].tolist() for batch in another] == [[1, 2], [0, 5]]
+    (line,) = (tmp_path / "bad.jsonl").read_text().splitlines()  # once, not once a run
+    assert json.loads(line)["verdict"] == "odd"
+
+
+def test_one_that_does_not_even_collate_alone_is_bad(tmp_path: Path) -> None:
+    dataset = Corrupt({}, 8, log=tmp_path / "log")
+    _, loader = ours(
+        dataset, epochs=2, batch_size=4, num_workers=1, collate_fn=picky, on_bad_sample="skip"
+    )
+    assert {one.verdict for one in loader.bad_samples} == {"bad"}
+    assert dataset.attempts(2) == 1
 
 
 def picky(data: list[Any]) -> Any:
@@ -471,20 +539,165 @@ def test_batches_as_they_come() -> None:
 class Columns(Corrupt):
     """Makes a whole batch itself; there are no samples to tell apart."""
 
-    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
-        return {"index": torch.tensor(indices), "twice": 2 * torch.tensor(indices)}
+    def __getitems__(self, indices: list[int]) -> Any:
+        samples = torch.stack([self[index] for index in indices])
+        return {"sample": samples, "twice": 2 * torch.tensor(indices)}
 
 
-def as_it_is(batch: Any) -> Any:
-    return batch
+class Pairs(Columns):
+    """The same as a tuple of two, which is also what a batch of two has."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return tuple(super().__getitems__(indices).values())
+
+
+class OnlyMany(Columns):
+    """There is no other way to its samples."""
+
+    __getitem__ = Dataset.__getitem__
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        samples = torch.stack([Corrupt.__getitem__(self, index) for index in indices])
+        return {"sample": samples, "twice": 2 * torch.tensor(indices)}
+
+
+def columns(batch: Any) -> Any:
+    """A collation that takes what ``__getitems__`` makes, and nothing else."""
+    if isinstance(batch, tuple):
+        batch = dict(zip(("sample", "twice"), batch, strict=True))
+    assert isinstance(batch, dict), f"collate_fn was given a {type(batch).__name__}"
+    assert (2 * batch["sample"][:, 0] == batch["twice"]).all()
+    return batch["sample"]
 
 
 def test_a_batch_of_the_datasets_own_making_is_left_as_it_is() -> None:
-    loader = DataLoader(
-        Columns({}, 8), batch_size=4, num_workers=1, collate_fn=as_it_is, on_bad_sample="skip"
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "collate_fn": columns}
+    streams, _ = ours(Columns({}, 10), on_bad_sample="skip", **options)
+    assert streams == stock(Columns({}, 10), **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("kind", [Columns, Pairs, OnlyMany])
+def test_a_batch_of_the_datasets_own_making_is_made_again_without_the_bad(
+    kind: type[Columns], policy: str, workers: int
+) -> None:
+    """The collate function never sees anything else, in no epoch."""
+    bad = {1: "raises late", 6: "raises", 8: "raises", 9: "raises"}
+    bad |= {13: "segfault"} if workers and kind is Columns else {}
+    size = 2 if kind is Pairs else 4
+    options: dict[str, Any] = {"batch_size": size, "num_workers": workers, "collate_fn": columns}
+    streams, loader = ours(kind(bad, 16), epochs=3, on_bad_sample=policy, **options)
+    for stream in streams:
+        if policy == "skip":
+            assert indices(stream) == [index for index in range(16) if index not in bad]
+        else:
+            assert [len(batch) for batch in stream] == [size] * (16 // size)
+            own = [i for at, i in enumerate(indices(stream)) if at not in bad]
+            assert own == [index for index in range(16) if index not in bad]
+            assert not set(indices(stream)) & set(bad)
+    assert named(loader) == expected(bad)
+
+
+def test_a_bad_sample_draws_nothing_in_a_batch_of_the_datasets_own_making() -> None:
+    """Found or known: the batch is as if the sampler had not given it."""
+    kept = [[0, 2, 3], [4, 5, 6, 7]]
+    options: dict[str, Any] = {"num_workers": 1, "collate_fn": columns}
+    streams, _ = ours(
+        Columns({1: "raises late"}, 8), epochs=2, batch_size=4, on_bad_sample="skip", **options
     )
-    assert [batch["twice"].tolist() for batch in loader] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert streams == stock(Columns({}, 8), epochs=2, batch_sampler=kept, **options)
+
+
+class Jammed(Columns):
+    """Two that can be loaded one by one, but not together."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if {5, 6} <= set(indices):
+            raise ValueError("5 and 6 do not go together")
+        return super().__getitems__(indices)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_fails_though_all_its_samples_are_good_is_an_error(workers: int) -> None:
+    loader = DataLoader(
+        Jammed({}, 12), batch_size=4, num_workers=workers, collate_fn=columns, on_bad_sample="skip"
+    )
+    iterator = iter(loader)
+    assert len(next(iterator)) == 4
+    with pytest.raises(ValueError, match="5 and 6 do not go together"):
+        next(iterator)
+    assert len(next(iterator)) == 4
+    assert loader.bad_samples == []
     loader.close()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_there_is_no_place_for_a_given_sample_in_a_batch_of_the_datasets_own_making(
+    known: bool,
+) -> None:
+    loader = DataLoader(
+        Columns({1 if known else 0: "raises"}, 4), batch_size=2, collate_fn=columns, num_workers=1,
+        on_bad_sample=lambda bad: torch.zeros(4), sampler=[2, 3, 0, 1] if known else None,
+    )  # fmt: skip
+    with pytest.raises(TypeError, match=r"on_bad_sample returned a Tensor for sample .*__getitems"):
+        list(loader)
+    loader.close()
+
+
+# -- indices that are objects -------------------------------------------------------------
+
+
+class Ticket:
+    """Python's own ``repr`` and equality."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Place:
+    number: int
+
+
+@dataclass
+class Unhashable:
+    number: int
+
+
+class Numbered(Corrupt):
+    def sample_name(self, index: Any) -> str:
+        raise LookupError("they have no names")
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index.number)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("kind", [Ticket, Place, Unhashable])
+def test_an_object_as_index_bans_itself_alone(
+    kind: type[Any], policy: str, workers: int, tmp_path: Path
+) -> None:
+    bad = {2: "raises"} | ({5: "segfault"} if workers else {})
+    dataset = Numbered(bad, 8, log=tmp_path / "log")
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": workers,
+        "on_bad_sample": policy,
+        "quarantine": tmp_path / "bad.jsonl",
+    }
+    sampler = [kind(number) for number in range(8)]
+    streams, loader = ours(dataset, epochs=3, sampler=sampler, **options)
+    for stream in streams:
+        assert set(indices(stream)) == set(range(8)) - set(bad)
+    attempts = {index: dataset.attempts(index) for index in bad}
+    assert attempts == {2: 1} | ({5: 2} if workers else {})  # of its crash it is tried alone too
+    assert {one.index.number for one in loader.bad_samples} == set(bad)
+    # In another run they are known only if their description says who they are.
+    again = Numbered({}, 8, log=tmp_path / "again")
+    ours(again, sampler=[kind(number) for number in range(8)], **options)
+    assert (again.attempts(2) == 0) == (kind is not Ticket)
 
 
 # -- innocence ----------------------------------------------------------------------------

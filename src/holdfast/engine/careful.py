@@ -30,10 +30,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from holdfast.autopsy.blackbox import FETCH
 from holdfast.engine.exceptions import without_our_frames
@@ -68,6 +69,7 @@ class _Row:
     sample: Any
     number: int | None = None  # of the candidate, if it stands in for another
     given: bool = False  # by the policy function
+    key: Any = None  # of the candidate
 
 
 @dataclass(slots=True)
@@ -91,6 +93,25 @@ class _Trouble:
     error: BaseException | None = None
 
 
+class _Fault(NamedTuple):
+    """Why a sample does not collate.
+
+    One that fails by itself is bad. One that is merely unlike the majority is odd, for this batch:
+    in another it may be the majority that is wrong.
+    """
+
+    message: str
+    verdict: str
+
+
+class _Mark:
+    """Stands where there is nothing."""
+
+
+_UNLOADED: Final = _Mark()  # a sample that ``__getitems__`` is to load with the others
+_FAILED: Final = _Mark()
+
+
 class _Careful:
     """What both kinds of dataset have in common."""
 
@@ -107,6 +128,7 @@ class _Careful:
         self.worker_id = worker_id
         self.catch = catch  # in the main process Ctrl-C is no bad sample
         self.reports: list[BadSample] = []
+        self._text: bool | None = None  # whether samples are text, once one was seen
         self._random_state = Randomness().snapshot
 
     # -- random states --------------------------------------------------------------------
@@ -192,6 +214,8 @@ class _Careful:
             self._complete(batch)
             if not batch.rows:
                 return DROPPED
+            if callable(self.policy.on_bad_sample):
+                self._check_given(batch)
             try:
                 return self._collate(batch.task, self._data(batch))
             except self.catch as error:
@@ -200,16 +224,27 @@ class _Careful:
                     raise
                 caught = error
             bring_back(before)
-            for row, message in guilty:
-                self._replace_row(batch, row, message, caught)
+            for row, fault in guilty:
+                self._replace_row(batch, row, fault, caught)
 
     def _complete(self, batch: _Batch) -> None:
         """Whatever is left to do before the rows can be collated."""
 
+    def _check_given(self, batch: _Batch) -> None:
+        """Text from the policy function among samples that are none is a word it has wrong."""
+        for row in batch.rows:
+            if not row.given:
+                self._text = isinstance(row.sample, str)
+        if self._text is False:
+            for row in batch.rows:
+                if row.given and isinstance(row.sample, str):
+                    self.recorder.note(batch.task, row.position, FETCH)
+                    raise ValueError(self.policy.wrong_word(row.sample, batch.keys[row.position]))
+
     def _data(self, batch: _Batch) -> Any:
         return [row.sample for row in batch.rows] if self.auto_collation else batch.rows[0].sample
 
-    def _replace_row(self, batch: _Batch, row: _Row, message: str, error: BaseException) -> None:
+    def _replace_row(self, batch: _Batch, row: _Row, fault: _Fault, error: BaseException) -> None:
         at = batch.rows.index(row)
         if row.number is not None:  # a stand-in that does not fit either
             batch.hopeless.add(row.number)
@@ -217,18 +252,19 @@ class _Careful:
         elif row.given:
             raise error
         else:
-            bad = self._bad(batch, row.position, "collate", message=message, cause=error)
+            details = {"message": fault.message, "verdict": fault.verdict, "cause": error}
+            bad = self._bad(batch, row.position, "collate", **details)
             another = self._settle(batch, _Trouble(bad, error))
         batch.rows[at : at + 1] = [] if another is None else [another]
 
-    def _guilty(self, batch: _Batch, error: BaseException) -> list[tuple[_Row, str]]:
+    def _guilty(self, batch: _Batch, error: BaseException) -> list[tuple[_Row, _Fault]]:
         """The rows that make collation fail, and what is wrong with each; none if all may be."""
         rows = batch.rows
         said = record.message_of(error)
         if isinstance(error, MemoryError):
             return []
         if not self.auto_collation:
-            return [(rows[0], said)]
+            return [(rows[0], _Fault(said, "bad"))]
         forms = [oddity.form(row.sample) for row in rows]
         own = [form for row, form in zip(rows, forms, strict=True) if row.number is None]
         usual = oddity.majority(own) or oddity.majority(forms)  # stand-ins may be odd themselves
@@ -237,12 +273,12 @@ class _Careful:
                 like = [row for row, form in zip(rows, forms, strict=True) if form == usual]
                 if self._collates(like[:2]):
                     return [
-                        (row, oddity.difference(form, usual))
+                        (row, _Fault(oddity.difference(form, usual), "odd"))
                         for row, form in zip(rows, forms, strict=True)
                         if form != usual and not self._collates([like[0], row])
                     ]
             alone = [row for row in rows if not self._collates([row])]
-        return [(row, said) for row in alone] if len(alone) < len(rows) else []
+        return [(row, _Fault(said, "bad")) for row in alone] if len(alone) < len(rows) else []
 
     def _collates(self, rows: list[_Row]) -> bool:
         try:
@@ -267,9 +303,10 @@ class CarefulMapFetcher(_Careful, MapFetcher):
     ) -> None:
         super().__init__(dataset, **kwargs)
         self._be_careful(policy, worker_id, catch)
-        self._left_out = 0
+        self._columns: bool | None = None  # whether ``__getitems__`` makes them, once it is seen
         self._load: Callable[[Any], Any] = functools.partial(operator.getitem, dataset)
-        if not hasattr(type(dataset), "__getitem__") and hasattr(dataset, "__getitems__"):
+        has_no_single = getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__)
+        if has_no_single and hasattr(dataset, "__getitems__"):
             self._load = self._load_of_many
         self.more = more  # who may stand in when nobody else can
 
@@ -278,13 +315,9 @@ class CarefulMapFetcher(_Careful, MapFetcher):
         self._begin(task)
         keys = list(index) if self.auto_collation else [index]
         batch = _Batch(task, keys, brief or NOTHING, [], set(), set())
-        whole = None if batch.brief.apart else self._all_at_once(batch)
-        if whole is None:
-            self._one_after_the_other(batch)
-        elif isinstance(whole, (list, tuple)) and len(whole) == len(batch.keys) - self._left_out:
-            self._take(batch, whole)
-        else:
-            return self._collate(task, whole)  # a batch of the dataset's own making
+        if self.auto_collation and makes_batches(self.dataset):
+            return self._of_many(batch)
+        self._one_after_the_other(batch)
         return self._together(batch)
 
     def alone(self, task: int, index: Any, brief: Brief | None, code: int) -> None:
@@ -384,25 +417,87 @@ class CarefulMapFetcher(_Careful, MapFetcher):
     # -- datasets that take many indices at once ------------------------------------------
 
     def _load_of_many(self, key: Any) -> Any:
-        return self.dataset.__getitems__([key])[0]
+        made = self.dataset.__getitems__([key])
+        return made[0] if _are_rows(made, 1) else made
 
-    def _all_at_once(self, batch: _Batch) -> Any:
-        """What ``__getitems__`` gives; None if there is none or it fails, and all is to be loaded
-        one by one, to find whose fault it is."""
-        dataset = self.dataset
-        if not self.auto_collation or not makes_batches(dataset):
-            return None
-        known = batch.brief.known
-        keys = [key for position, key in enumerate(batch.keys) if position not in known]
-        self._left_out = len(batch.keys) - len(keys)
-        if not keys:
-            return None
+    def _of_many(self, batch: _Batch) -> Any:
+        """A batch by ``__getitems__``, which makes a list of samples, or a batch as it likes it:
+        columns.
+
+        If it fails, samples are loaded one by one to find whose fault it is. Columns cannot be
+        mended with single samples: they are made again, with the keys that are good.
+        """
         before = self._random_state()
-        try:
-            return dataset.__getitems__(keys)
-        except self.catch:
+        known, at_once = batch.brief.known, not batch.brief.apart
+        rest = [key for position, key in enumerate(batch.keys) if position not in known]
+        if at_once and rest and not self._columns:
+            made = self._ask(batch, rest)
+            if _are_rows(made, len(rest)):
+                self._columns = False
+                self._take(batch, made)
+                return self._together(batch)
+            if made is not _FAILED:
+                self._columns = True
+                if not known:
+                    return self._collate(batch.task, made)
             bring_back(before)
+        if at_once and self._columns:
+            self._settle_known(batch)
+            made = self._ask(batch, _good_keys(batch)) if batch.rows else DROPPED
+            if made is not _FAILED:
+                return made if made is DROPPED else self._collate(batch.task, made)
+            bring_back(before)
+            batch = _Batch(batch.task, batch.keys, batch.brief, [], set(), set())
+            self.reports = []
+        self._one_after_the_other(batch)
+        if self._columns is None:
+            self._columns = self._makes_columns(batch)
+        return self._made_again(batch, before) if self._columns else self._together(batch)
+
+    def _ask(self, batch: _Batch, keys: list[Any]) -> Any:
+        self.recorder.note(batch.task, -1, FETCH)
+        try:
+            return self.dataset.__getitems__(keys)
+        except self.catch:  # it is raised again, by the sample whose fault it is
+            return _FAILED
+
+    def _makes_columns(self, batch: _Batch) -> bool | None:
+        """Found out with one good sample; None if it cannot be."""
+        row = next((row for row in batch.rows if not row.given), None)
+        if row is None:
             return None
+        with self._with_own_randomness():
+            self.recorder.note(batch.task, substitute.code(row.position, row.number), FETCH)
+            try:
+                return not _are_rows(self.dataset.__getitems__([_key(batch, row)]), 1)
+            except self.catch:  # then there is no batch to be had but from single samples
+                return None
+
+    def _settle_known(self, batch: _Batch) -> None:
+        for position in range(len(batch.keys)):
+            row: _Row | None = _Row(position, _UNLOADED)
+            if position in batch.brief.known:
+                row = self._settle(batch, self._known(batch, position))
+            if row is not None:
+                batch.rows.append(row)
+
+    def _made_again(self, batch: _Batch, before: Snapshot) -> Any:
+        """Columns, once it is known who is good: as if there had never been others."""
+        if not batch.rows:
+            return DROPPED
+        keys = _good_keys(batch)
+        for tries in itertools.count(1):
+            bring_back(before)
+            self.recorder.note(batch.task, -1, FETCH)
+            try:
+                made = self.dataset.__getitems__(keys)
+                break
+            except self.catch as error:
+                wait = self.policy.wait_before_retry(error, tries)
+                if wait is None:
+                    raise
+            time.sleep(wait)
+        return self._collate(batch.task, made)
 
     def _take(self, batch: _Batch, loaded: Sequence[Any]) -> None:
         samples = iter(loaded)
@@ -436,7 +531,7 @@ class CarefulMapFetcher(_Careful, MapFetcher):
                 loaded = self._try(batch, position, code, key)
             if not isinstance(loaded, _Trouble):
                 batch.used.add(number)
-                return _Row(position, loaded, number=number)
+                return _Row(position, loaded, number=number, key=key)
             batch.hopeless.add(number)
         self.recorder.note(batch.task, position, FETCH)
         raise NoSubstitute(
@@ -445,6 +540,29 @@ class CarefulMapFetcher(_Careful, MapFetcher):
             "What to do: so many bad ones together have one cause, most often a mount that is gone "
             'or a path that is wrong; mend that. on_bad_sample="skip" goes on without them.'
         )
+
+
+def _are_rows(made: Any, count: int) -> bool:
+    """Whether ``__getitems__`` has made a list of samples. A tuple is more often columns."""
+    return isinstance(made, list) and len(made) == count
+
+
+def _good_keys(batch: _Batch) -> list[Any]:
+    """For ``__getitems__``: what the batch is to be made of."""
+    keys = []
+    for row in batch.rows:
+        if row.given and row.sample is not None:
+            raise TypeError(
+                f"on_bad_sample returned a {type(row.sample).__name__} for sample "
+                f"{batch.keys[row.position]!r}, but the dataset's __getitems__ makes whole batches "
+                'in which there is no place for it; return "skip", "replace" or "raise"'
+            )
+        keys.append(_key(batch, row))
+    return keys
+
+
+def _key(batch: _Batch, row: _Row) -> Any:
+    return batch.keys[row.position] if row.number is None else row.key
 
 
 class CarefulIterableFetcher(_Careful, IterableFetcher):

@@ -332,7 +332,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             if isinstance(taken, m.Delivery):
                 result = taken.result
                 bad = result.bad if isinstance(result, Reported) else ()
-                account.settle(len(taken.task.keys), bad)
+                account.settle(len(taken.task.keys), bad, taken.task.keys)
             elif taken is m.END:
                 unclaimed, self._pool.unclaimed = self._pool.unclaimed, []
                 account.settle(len(unclaimed), unclaimed)

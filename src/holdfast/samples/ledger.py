@@ -16,7 +16,7 @@ import dataclasses
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ from holdfast.autopsy.logbook import Logbook
 from holdfast.errors import BadSampleWarning, TooManyBadSamples
 from holdfast.samples import policy as policies
 from holdfast.samples.policy import Limit, Policy
-from holdfast.samples.quarantine import Quarantine, label
-from holdfast.samples.record import BadSample, key_of, name_of
+from holdfast.samples.quarantine import Quarantine
+from holdfast.samples.record import BadSample, Key, description_of, key_of, name_of
 from holdfast.samples.substitute import Brief, Drawn, position_of, sample_of, seed_for
 
 __all__ = ["Account", "Ledger"]
@@ -38,9 +38,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.bad_samples: list[BadSample] = []
-        self.known: dict[int | str, BadSample] = {}
-        self.counted: set[Any] = set()  # all distinct bad ones, by key
-        self.written: set[int | str] = set()
+        self.known: dict[Key, BadSample] = {}
+        self.counted: set[Key] = set()  # all distinct bad ones
+        self.written: set[tuple[Key, str]] = set()  # with their verdicts
         self.warned: set[str] = set()
         self.quarantine: Quarantine | None = None
         self.logbook: Logbook | None = None
@@ -54,7 +54,7 @@ class Ledger:
         if quarantine is None:
             self.quarantine = None
         elif self.quarantine is None or self.quarantine.path != quarantine:
-            self.quarantine = Quarantine(quarantine, label(dataset))
+            self.quarantine = Quarantine.of(quarantine, dataset)
         if self.quarantine is not None:
             self._read(self.quarantine, dataset)
         account = Account(self, policy, limit, dataset, base_seed, self.epochs)
@@ -76,18 +76,23 @@ class Ledger:
         for damage in found.damaged:
             self.warn(damage, f"holdfast: {damage}. It is passed over and left as it is.")
         for bad in found.records:
-            if bad.index is None or bad.verdict != "bad":
-                continue  # of an iterable dataset, or it may have passed
+            key = description_of(bad.index)
+            if bad.index is None or key is None:
+                continue  # of an iterable dataset, or an object that cannot be recognised
             name = name_of(dataset, bad.index)
             if name is not None and bad.name is not None and name != bad.name:
                 continue  # that index is another sample now
-            key = key_of(bad.index)
-            self.known.setdefault(key, bad)
-            self.written.add(key)
+            if (key, bad.verdict) in self.written:
+                continue  # our own words
+            self.written.add((key, bad.verdict))
+            if bad.verdict == "bad":
+                self.known.setdefault(key, bad)
 
     def write(self, bad: BadSample) -> None:
-        """Into the quarantine, once for each sample."""
-        if self.quarantine is None or key_of(bad.index) in self.written:
+        """Into the quarantine, once for each sample and verdict."""
+        description = description_of(bad.index)
+        mark = (key_of(bad.index) if description is None else description, bad.verdict)
+        if self.quarantine is None or mark in self.written:
             return
         try:
             self.quarantine.append(bad)
@@ -98,7 +103,7 @@ class Ledger:
             )
         else:
             if bad.index is not None:
-                self.written.add(key_of(bad.index))
+                self.written.add(mark)
 
     def say_what_is_left(self) -> None:
         """What could not be said when it happened."""
@@ -144,8 +149,8 @@ class Account:
         self._iterable = isinstance(dataset, IterableDataset)
         self._seed = seed_for(base_seed, epoch)
         self._known = dict(ledger.known)
-        self._killers: dict[int | str, BadSample] = {}  # found in this epoch
-        self._keys: set[Any] = set()
+        self._killers: dict[Key, BadSample] = {}  # found in this epoch
+        self._keys: set[Key] = set()
         self._drawn = Drawn()
         self._ahead = 0
         self._to_report: list[BadSample] = []  # candidates that ended workers
@@ -172,7 +177,7 @@ class Account:
         candidates = tuple(
             (place, one)
             for place, one in enumerate(self._drawn.candidates(seed))
-            if not self._known or key_of(one) not in self._known
+            if not self._known or _find(self._known, one) is None
         )
         if self._ahead:
             self._ahead -= 1  # it is there already
@@ -185,7 +190,7 @@ class Account:
             return {}
         found = {}
         for position, one in enumerate(keys):
-            bad = self._known.get(key_of(one))
+            bad = _find(self._known, one)
             if bad is not None:
                 found[position] = bad
         return found
@@ -231,12 +236,17 @@ class Account:
 
     # -- what they report -----------------------------------------------------------------
 
-    def settle(self, samples: int, reports: Sequence[BadSample]) -> None:
-        """A batch of `samples` was made. Raises `TooManyBadSamples` beyond the limit."""
+    def settle(
+        self, samples: int, reports: Sequence[BadSample], keys: Sequence[Any] | None = None
+    ) -> None:
+        """A batch of `samples` was made, of `keys` if the reports come from another process.
+
+        Raises `TooManyBadSamples` beyond the limit.
+        """
         self.seen += samples
         self._good += max(0, samples - len(reports))
         self._streak = self._streak + len(reports) if len(reports) >= samples else 0
-        found = [*self._to_report, *reports]
+        found = [*self._to_report, *(_as_drawn(bad, keys) for bad in reports)]
         if not found:
             return
         del self._to_report[: len(found) - len(reports)]
@@ -259,7 +269,7 @@ class Account:
     def _write_down(self, bad: BadSample) -> None:
         ledger = self.ledger
         bad = dataclasses.replace(bad, epoch=self.epoch, time=bad.time or time.time())
-        key: Any = key_of(bad.index)
+        key = key_of(bad.index)
         if bad.index is None:
             key = (bad.worker_id, bad.batch, bad.position, bad.digest)
         if key in self._keys:
@@ -302,6 +312,22 @@ class Account:
     def _stop(self, why: str) -> None:
         self.ended = True
         raise TooManyBadSamples(policies.too_many(why, self.bad))
+
+
+def _find(known: Mapping[Key, BadSample], index: Any) -> BadSample | None:
+    key = key_of(index)
+    bad = known.get(key)
+    if bad is None and not isinstance(key, (int, str)):  # an object that a file may know
+        bad = known.get(description_of(index))
+        return None if bad is None else dataclasses.replace(bad, index=index)
+    return bad
+
+
+def _as_drawn(bad: BadSample, keys: Sequence[Any] | None) -> BadSample:
+    """With the sampler's own object for an index: a worker has a copy, which may not be equal."""
+    if keys is None or bad.position is None or isinstance(key_of(bad.index), (int, str)):
+        return bad
+    return dataclasses.replace(bad, index=keys[bad.position])
 
 
 def _users_level() -> int:

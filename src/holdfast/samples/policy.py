@@ -65,6 +65,8 @@ class Given:
     sample: Any
 
 
+_RIGHT: Final = 'it has to return "skip", "replace", "raise" or a sample to use instead'
+
 Decision = Literal["raise", "skip", "replace"] | Given
 
 
@@ -86,13 +88,18 @@ class Policy:
             return wanted  # type: ignore[no-any-return]
         answer = wanted(bad)
         if answer is None:
-            raise TypeError(
-                f"on_bad_sample={wanted!r} returned None for {bad.who()}; it has to return "
-                '"skip", "replace", "raise" or a sample to use instead'
-            )
+            raise TypeError(f"on_bad_sample={wanted!r} returned None for {bad.who()}; {_RIGHT}")
         if isinstance(answer, str) and answer in ("skip", "replace", "raise"):
             return answer  # type: ignore[return-value]
         return Given(answer)
+
+    def wrong_word(self, answer: str, index: Any) -> str:
+        """What a function is told that returned text where samples are none."""
+        who = "a bad element" if index is None else f"sample {index!r}"
+        return (
+            f"on_bad_sample={self.on_bad_sample!r} returned {answer!r} for {who}, which is none of "
+            f"the words, and no sample either: the others are not text; {_RIGHT}"
+        )
 
     def wait_before_retry(self, error: BaseException, tries: int) -> float | None:
         """Seconds until it is worth trying again after `tries` failures; None if it never is."""

@@ -7,7 +7,10 @@ in the middle of a write can at worst leave a torn line; whoever writes next beg
 cannot be read is reported with its line number and left where it is.
 
 An index means a sample only together with its dataset. So each line says which dataset it is
-about, by class and size (see `label`), and others' lines are passed over.
+about, by class and size (see `label`), and others' lines are passed over. Two folders of equal size
+read by one class would look the same. If the sample's name is a path, the line therefore also says
+which of the dataset's settings show in it (see `shown_in`): a list made with ``root="train"`` names
+``train/7.jpg``, and is not for a dataset whose root is another.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,11 +42,17 @@ class Found:
 class Quarantine:
     """One file, read bit by bit and only ever added to."""
 
-    def __init__(self, path: str, dataset: str) -> None:
+    def __init__(self, path: str, dataset: str, settings: Collection[str] = ()) -> None:
         self.path = path
         self.dataset = dataset
+        self.settings = settings
         self._read_to = 0
         self._lines = 0
+
+    @classmethod
+    def of(cls, path: str, dataset: Any) -> Quarantine:
+        """The file as `dataset` reads and writes it."""
+        return cls(path, label(dataset), settings_of(dataset))
 
     def read(self) -> Found:
         """Whatever has been added since the last time, by whomever."""
@@ -74,16 +84,18 @@ class Quarantine:
         except (ValueError, RecursionError) as error:
             found.damaged.append(f"line {self._lines} of {self.path} is damaged: {error}")
             return
-        if fields.get("dataset") in (None, self.dataset):
+        where = shown_in(record.name, self.settings)
+        if fields.get("dataset") in (None, self.dataset) and fields.get("where", where) == where:
             found.records.append(record)
 
     def append(self, *bad: BadSample) -> None:
         """Add records and see that they are on the disk. Raises OSError if they cannot be."""
         about = {"holdfast": VERSION, "dataset": self.dataset}
-        line = b"".join(
-            json.dumps({**about, **one.to_json()}, ensure_ascii=True).encode() + b"\n"
-            for one in bad
-        )
+        line = b""
+        for one in bad:
+            where = shown_in(one.name, self.settings)
+            fields = {**about, **({"where": where} if where else {}), **one.to_json()}
+            line += json.dumps(fields, ensure_ascii=True).encode() + b"\n"
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             size = os.fstat(file).st_size
@@ -113,6 +125,24 @@ def label(dataset: Any) -> str:
         return f"{kind}[{len(dataset)}]"
     except Exception:  # it has no length
         return kind
+
+
+def settings_of(dataset: Any) -> frozenset[str]:
+    """The text and paths among a dataset's attributes: its root, its split."""
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and hasattr(dataset, "indices"):
+        return settings_of(inner)
+    values = getattr(dataset, "__dict__", {}).values()
+    texts = (os.fspath(one) for one in values if isinstance(one, (str, os.PathLike)))
+    return frozenset(one for one in texts if isinstance(one, str) and one.strip(os.sep))
+
+
+def shown_in(name: str | None, settings: Collection[str]) -> list[str]:
+    """Which settings are part of a path, as whole folders."""
+    if name is None:
+        return []
+    path = f"{os.sep}{name}{os.sep}"
+    return sorted(one for one in settings if f"{os.sep}{one.rstrip(os.sep)}{os.sep}" in path)
 
 
 def _module_of(kind: type) -> str:

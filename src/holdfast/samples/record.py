@@ -13,7 +13,7 @@ import json
 import os
 import re
 import traceback as tracebacks
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -22,6 +22,8 @@ __all__ = [
     "ACTIONS",
     "KINDS",
     "BadSample",
+    "Key",
+    "description_of",
     "digest_of",
     "digest_of_stack",
     "error_name",
@@ -31,7 +33,7 @@ __all__ = [
 
 KINDS: Final = ("raised", "killed", "stalled", "none", "collate")
 ACTIONS: Final = ("", "skipped", "replaced", "raised", "given")
-VERDICTS: Final = ("bad", "transient")
+VERDICTS: Final = ("bad", "transient", "odd")
 LONGEST_MESSAGE: Final = 2000
 LONGEST_TRACEBACK: Final = 6000
 
@@ -64,7 +66,8 @@ class BadSample:
     action: str = ""
     """``skipped``, ``replaced``, ``raised`` or ``given`` (by the policy function)."""
     verdict: str = "bad"
-    """``bad``, or ``transient``: an error that may pass, so it is tried again another time."""
+    """``bad``; or one of two that are tried again another time: ``transient``, an error that may
+    pass, and ``odd``, unlike the others of a batch, who may have been the wrong ones."""
 
     def __str__(self) -> str:
         done = f"; {self.action}" if self.action else ""
@@ -143,10 +146,83 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 # -- indices ------------------------------------------------------------------------------
 
 
-def key_of(index: Any) -> int | str:
-    """What tells samples apart: equal for equal indices, here and in a file."""
+Key = Hashable
+
+
+def key_of(index: Any) -> Key:
+    """What tells samples apart in this run: equal for equal indices.
+
+    Numbers, text, bytes and lists and tuples of them are what they are, here and in a file; of
+    these the key is a number or text. An object is equal to what it says it is equal to.
+    """
     if type(index) is int:
         return index
+    if _is_plain(index):
+        return _written(index)
+    if isinstance(index, (list, tuple)):
+        return (type(index).__name__, *map(key_of, index))
+    if isinstance(index, _Described) or not isinstance(index, Hashable):
+        description = description_of(index)
+        return _Same(index) if description is None else description
+    try:
+        hash(index)
+    except TypeError:  # a frozen dataclass that holds a list
+        return _Same(index)
+    return ("object", index)
+
+
+def description_of(index: Any) -> int | str | None:
+    """What a file calls a sample; None for an object that its ``repr`` does not identify."""
+    return index if type(index) is int else _written(index) if _is_told(index) else None
+
+
+class _Same:
+    """An object that can only be compared by being the same."""
+
+    def __init__(self, it: Any) -> None:
+        self._it = it  # kept alive, or another could take its address
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._it is self._it
+
+    def __hash__(self) -> int:
+        return id(self._it)
+
+
+def _is_plain(index: Any) -> bool:
+    if isinstance(index, (list, tuple)):
+        return all(map(_is_plain, index))
+    return index is None or isinstance(index, (bool, str, int, float, bytes)) or _is_number(index)
+
+
+def _is_number(index: Any) -> bool:
+    """NumPy's numbers and tensors of one element."""
+    return getattr(index, "ndim", None) == 0 and callable(getattr(index, "item", None))
+
+
+def _is_told(index: Any) -> bool:
+    if isinstance(index, (list, tuple)):
+        return all(map(_is_told, index))
+    if isinstance(index, _Described):
+        return index.identified
+    return _is_plain(index) or _identifies(repr(index), index)
+
+
+def _identifies(text: str, index: Any) -> bool:
+    """Whether another object with this ``repr`` is likely to mean the same sample."""
+    address = id(index)
+    return not (
+        "..." in text
+        or _ADDRESS.search(text)
+        or f"{address:x}" in text.lower()
+        or str(address) in text
+    )
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _written(index: Any) -> int | str:
     encoded = _encoded(index)
     return encoded if type(encoded) is int else json.dumps(encoded, sort_keys=True)
 
@@ -155,43 +231,43 @@ def _encoded(index: Any) -> Any:
     """An index as JSON. Tuples, bytes and foreign objects keep what they are in a small object."""
     if index is None or isinstance(index, (bool, str, int, float)):
         return index
+    if isinstance(index, bytes):
+        return {"bytes": index.hex()}
     if isinstance(index, list):
         return [_encoded(one) for one in index]
     if isinstance(index, tuple):
         return {"tuple": [_encoded(one) for one in index]}
-    item = getattr(index, "item", None)  # NumPy's numbers and tensors of one element
-    if callable(item) and getattr(index, "ndim", None) == 0:
-        return _encoded(item())
-    return {"repr": re.sub(r" at 0x[0-9a-f]+", "", repr(index))}
+    if _is_number(index):
+        return _encoded(index.item())
+    if _is_told(index):
+        return {"repr": repr(index)}
+    return {"object": _ADDRESS.sub("", repr(index))}  # for people to read
 
 
 def _decoded(encoded: Any) -> Any:
     if isinstance(encoded, list):
         return [_decoded(one) for one in encoded]
     if isinstance(encoded, dict):
-        parts, text = encoded.get("tuple"), encoded.get("repr")
-        if isinstance(parts, list):
-            return tuple(_decoded(one) for one in parts)
-        if isinstance(text, str):
-            return _Described(text)
+        for word, value in encoded.items():
+            if word == "tuple" and isinstance(value, list):
+                return tuple(_decoded(one) for one in value)
+            if word == "bytes" and isinstance(value, str):
+                return bytes.fromhex(value)
+            if word in ("repr", "object") and isinstance(value, str):
+                return _Described(value, word == "repr")
         raise ValueError(f"its index is {encoded!r}")
     return encoded
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class _Described:
-    """An index that JSON cannot hold, known by its description."""
+    """An index that JSON cannot hold, with its description, which may identify it or not."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
+    identified: bool
 
     def __repr__(self) -> str:
         return self.text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Described) and other.text == self.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
 
 
 # -- errors -------------------------------------------------------------------------------
@@ -230,7 +306,11 @@ def digest_of_stack(stack: str) -> str:
     return hashlib.sha256(repr(places).encode()).hexdigest()[:12] if places else ""
 
 
-_PATH = re.compile(r"['\"]((?:/|\.{1,2}/|[A-Za-z]:\\|\w+://)[^'\"\n]+)['\"]|((?:/[^\s'\":,]+){2,})")
+_PATH = re.compile(
+    r"""['"]((?:/|\.{1,2}/|[A-Za-z]:\\|\w+://)[^'"\n]+)['"]"""
+    r"""|['"]((?:[^'"/\n]+/)+[^'"/\n]*\.\w+)['"]"""  # train/7.jpg, but not image/jpeg
+    r"""|((?:/[^\s'":,]+){2,})"""
+)
 
 
 def name_of(dataset: Any, index: Any, error: BaseException | None = None) -> str | None:
@@ -250,7 +330,7 @@ def name_of(dataset: Any, index: Any, error: BaseException | None = None) -> str
         if isinstance(path, (str, bytes, os.PathLike)):
             return os.fsdecode(path)
     found = _PATH.search(message_of(error))
-    return (found[1] or found[2]) if found else None
+    return found[found.lastindex or 0] if found else None
 
 
 def _first_line(text: str) -> str:

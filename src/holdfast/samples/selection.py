@@ -35,7 +35,7 @@ class Listed:
         """Samples that have moved since are found by their names."""
         if not path.is_file():
             raise SourceError(f"{path}: there is no such file")
-        found = Quarantine(str(path), label(dataset)).read()
+        found = Quarantine.of(str(path), dataset).read()
         indices = {bad.index for bad in found.records if _is_there(bad, dataset)}
         moved = [bad for bad in found.records if not _is_there(bad, dataset)]
         names = {name_of(dataset, index): index for index in range(len(dataset) if moved else 0)}

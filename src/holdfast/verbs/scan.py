@@ -22,7 +22,7 @@ from holdfast.errors import BadSampleWarning, HoldfastError
 from holdfast.samples import files, source
 from holdfast.samples.progress import Progress, ProgressError
 from holdfast.samples.quarantine import Quarantine, label
-from holdfast.samples.record import BadSample, key_of, name_of
+from holdfast.samples.record import BadSample, Key, key_of, name_of
 from holdfast.samples.scan import Settings
 from holdfast.samples.scan import scan as scan_samples
 from holdfast.samples.selection import Listed, part
@@ -227,8 +227,8 @@ class _Job:
         self.settings = settings
         self.listed = listed
         self.out = None if out is None else str(out)
-        self.quarantine = None if out is None else Quarantine(str(out), label(dataset))
-        self.written: set[int | str] = set()
+        self.quarantine = None if out is None else Quarantine.of(str(out), dataset)
+        self.written: set[Key] = set()
         self.progress = Progress({})
         self.still_bad: set[int] = set()  # of those listed
         self._saved = 0.0
