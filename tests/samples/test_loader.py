@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -172,6 +173,75 @@ def test_an_index_of_another_dataset_or_with_another_name_is_tried(tmp_path: Pat
         assert indices(stream) == list(range(8))
     (stream,), _ = ours(Corrupt({}, 8), on_bad_sample="skip", quarantine=path)
     assert indices(stream) == [0, 1, 2, 4, 5, 6, 7]
+
+
+class Pictures(Dataset[int]):
+    """Has no names for its samples; its errors have."""
+
+    def __init__(self, root: str, bad: int | None = None) -> None:
+        self.root, self.bad = root, bad
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.bad:
+            raise OSError(f"cannot identify image file '{self.root}/{index}.jpg'")
+        return index
+
+
+@quiet
+def test_a_list_for_training_does_not_ban_samples_of_validation(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "on_bad_sample": "skip"}
+    options["quarantine"] = tmp_path / "bad.jsonl"
+    for root, bad, size in (("train", 2, 7), ("val", None, 8), ("train", None, 7), ("val", 2, 7)):
+        (batch,) = DataLoader(Pictures(root, bad), **options)
+        assert len(batch) == size, root
+    names = [json.loads(line)["name"] for line in options["quarantine"].read_text().splitlines()]
+    assert names == ["train/2.jpg", "val/2.jpg"]
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("dataset", "line", "bans"),
+    [
+        (Corrupt({}, 8), {"index": 3, "kind": "none", "name": "sample-3.bin"}, True),
+        (Corrupt({}, 8), {"index": 3, "kind": "none", "name": "sample-4.bin"}, False),
+        (Corrupt({}, 8), {"index": 3, "kind": "none"}, True),
+        (Pictures("a"), {"index": 3, "kind": "none", "name": "sample-4.bin"}, True),
+        (Pictures("a"), {"index": 3, "kind": "none"}, True),
+        (Pictures("a"), {"index": 3, "kind": "none", "dataset": "another"}, False),
+    ],
+)
+def test_a_line_that_names_no_dataset_is_for_all_whose_names_do_not_say_otherwise(
+    dataset: Any, line: dict[str, Any], bans: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    (batch,) = DataLoader(dataset, batch_size=8, on_bad_sample="skip", quarantine=path)
+    assert len(batch) == (7 if bans else 8)
+
+
+@quiet
+def test_one_listed_as_passing_is_listed_again_when_it_stays(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"on_bad_sample": "skip", "quarantine": tmp_path / "bad.jsonl"}
+    loader = DataLoader(Flaky({2}, 3, tmp_path, TimeoutError("busy")), **options)
+    assert len(list(loader)) == 39
+    loader.dataset.error = ValueError("it is broken after all")  # type: ignore[attr-defined]
+    loader.dataset.times = 9  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert len(list(loader)) == 39
+    lines = options["quarantine"].read_text().splitlines()
+    assert [json.loads(line)["verdict"] for line in lines] == ["transient", "bad"]
+
+
+def test_a_quarantine_that_is_no_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null", "/dev/zero"):
+        with pytest.raises(ValueError, match="is a pipe, socket or device") as caught:
+            DataLoader([1], on_bad_sample="skip", quarantine=path)
+        assert f"quarantine={path!r}" in str(caught.value)
+        assert "bad.jsonl" in str(caught.value)
 
 
 @quiet

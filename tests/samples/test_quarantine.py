@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import Subset
@@ -38,6 +39,37 @@ def test_an_index_of_another_dataset_is_another_sample(path: str) -> None:
     Quarantine(path, "train").append(bad(1))
     assert Quarantine(path, "val").read().records == []
     assert Quarantine(path, "train").read().records == [bad(1)]
+
+
+class Folder:
+    def __init__(self, root: str | Path, split: str = "") -> None:
+        self.root = root
+        self.split = split
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("writer", "name", "reader", "its"),
+    [
+        (Folder("train"), "train/2.jpg", Folder("train"), True),
+        (Folder("train"), "train/2.jpg", Folder("val"), False),
+        (Folder(Path("/data/train")), "/data/train/2.jpg", Folder("/data/train/"), True),
+        (Folder("/data", "train"), "/data/train/2.jpg", Folder("/data", "val"), False),
+        (Folder("/data", "train"), "/data/train/2.jpg", Folder("/data", "train"), True),
+        (Folder("train", "rgb"), "train/2.jpg", Folder("train", "grey"), True),  # not in the name
+        (Folder("train"), None, Folder("val"), True),  # nothing to go by
+        (Folder("train"), "elsewhere/2.jpg", Folder("val"), True),
+        (Subset(Folder("train"), [1]), "train/2.jpg", Subset(Folder("val"), [1]), False),  # type: ignore[arg-type]
+    ],
+)
+def test_a_path_tells_datasets_of_one_class_and_size_apart(
+    path: str, writer: Any, name: str | None, reader: Any, its: bool
+) -> None:
+    assert label(writer) == label(reader)
+    Quarantine.of(path, writer).append(BadSample(2, "raised", name=name))
+    assert len(Quarantine.of(path, reader).read().records) == its
 
 
 def test_a_torn_line_costs_itself_and_nothing_else(path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from holdfast import BadSample
-from holdfast.samples.record import digest_of, error_name, key_of, name_of
+from holdfast.samples.record import description_of, digest_of, error_name, key_of, name_of
 
 INDICES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.binary()
+    | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner),
     max_leaves=5,
 )
@@ -41,13 +47,69 @@ def test_numbers_of_other_libraries_are_the_numbers_they_are() -> None:
     assert key_of(np.int64(7)) == key_of(torch.tensor(7)) == key_of(7)
 
 
-def test_an_index_json_cannot_hold_is_known_by_its_description() -> None:
-    class Key:
-        def __repr__(self) -> str:
-            return f"<Key at {id(self):#x}>"
+class Key:
+    """Equal to itself alone; its description is `text`."""
 
-    bad = BadSample(Key(), "raised")
-    assert key_of(BadSample.from_json(bad.to_json()).index) == key_of(Key())
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text or object.__repr__(self)
+
+
+def read_back(index: Any) -> Any:
+    return BadSample.from_json(json.loads(json.dumps(BadSample(index, "raised").to_json()))).index
+
+
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: (3, one), lambda one: [one]])
+def test_an_object_is_known_in_a_file_by_its_description(wrapped: Any) -> None:
+    index = wrapped(Key("Key(7)"))
+    assert description_of(index) == description_of(read_back(index)) is not None
+    assert description_of(wrapped(Key("Key(8)"))) != description_of(index)
+    assert key_of(index) == key_of(index)
+    assert key_of(wrapped(Key("Key(7)"))) != key_of(index)  # it does not say that it is equal
+
+
+@pytest.mark.parametrize("text", ["", "<Key 1, 2, ..., 9>", "<Key at 0x7f00aa>"])
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: (3, one), lambda one: [one]])
+def test_an_object_whose_description_says_nothing_is_not_known_in_a_file(
+    wrapped: Any, text: str
+) -> None:
+    index = wrapped(Key(text))
+    assert description_of(index) is None
+    assert description_of(read_back(index)) is None
+    assert " at 0x" not in repr(read_back(index))
+    assert key_of(index) == key_of(index) != key_of(wrapped(Key(text)))
+
+
+def test_an_address_in_a_description_is_seen_however_it_is_written() -> None:
+    key = Key("")
+    for text in (f"<Key {id(key):#x}>", f"<Key {id(key):X}>", f"Key#{id(key)}"):
+        key.text = text
+        assert description_of(key) is None
+
+
+@dataclass(frozen=True)
+class Value:
+    number: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    numbers: list[int]
+
+
+def test_objects_that_are_equal_are_the_same_sample() -> None:
+    assert key_of(Value(3)) == key_of(Value(3)) != key_of(Value(4))
+    assert key_of({"a": 1}) == key_of({"a": 1}) != key_of({"a": 2})
+    holder = Holder([1])  # says that it has a hash, and has none
+    assert key_of(holder) == key_of(holder) != key_of(Holder([1]))
+
+
+def test_bytes_are_what_they_are() -> None:
+    assert read_back((b"a\xff", "a")) == (b"a\xff", "a")
+    assert key_of(b"a") == key_of(read_back(b"a"))
+    assert key_of(b"a") != key_of("a")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +126,9 @@ def test_an_index_json_cannot_hold_is_known_by_its_description() -> None:
         {"index": 1, "kind": "raised", "attempts": True},
         {"index": 1, "kind": "raised", "verdict": "innocent"},
         {"index": {"pickle": "gASV"}, "kind": "raised"},
+        {"index": {"bytes": "no hex"}, "kind": "raised"},
+        {"index": {"repr": 5}, "kind": "raised"},
+        {"index": {}, "kind": "raised"},
     ],
 )
 def test_what_is_no_record_is_refused_with_a_reason(fields: Any) -> None:
@@ -92,6 +157,8 @@ def test_the_dataset_names_its_samples_also_through_a_subset() -> None:
         (FileNotFoundError(2, "No such file or directory", "/data/a b.png"), "/data/a b.png"),
         (OSError("cannot identify image file '/data/x.jpg'"), "/data/x.jpg"),
         (ValueError("bad header in /data/train/0001.npy, give up"), "/data/train/0001.npy"),
+        (OSError("cannot identify image file 'train/2.jpg'"), "train/2.jpg"),
+        (ValueError("expected 'image/jpeg'"), None),
         (ValueError("3/4 of the data"), None),
         (FileNotFoundError(2, "gone", Path("/data/p")), "/data/p"),
     ],

@@ -134,7 +134,7 @@ def settings_of(dataset: Any) -> frozenset[str]:
         return settings_of(inner)
     values = getattr(dataset, "__dict__", {}).values()
     texts = (os.fspath(one) for one in values if isinstance(one, (str, os.PathLike)))
-    return frozenset(one for one in texts if isinstance(one, str) and one.strip(os.sep))
+    return frozenset(one.rstrip(os.sep) for one in texts if isinstance(one, str)) - {""}
 
 
 def shown_in(name: str | None, settings: Collection[str]) -> list[str]:
@@ -142,7 +142,7 @@ def shown_in(name: str | None, settings: Collection[str]) -> list[str]:
     if name is None:
         return []
     path = f"{os.sep}{name}{os.sep}"
-    return sorted(one for one in settings if f"{os.sep}{one.rstrip(os.sep)}{os.sep}" in path)
+    return sorted(one for one in settings if f"{os.sep}{one}{os.sep}" in path)
 
 
 def _module_of(kind: type) -> str:
