@@ -44,6 +44,8 @@ from holdfast.engine.pickling import find_unpicklable
 from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
+from holdfast.memory.housekeeping import Housekeeper
+from holdfast.memory.ladder import Allowance
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import Brief
 
@@ -53,7 +55,10 @@ __all__ = ["Blueprint", "Equipment", "Setup", "run"]
 READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X"
 REPORT, NOTHING_LEFT, SURVIVED = b"P", b"N", b"T"  # of bad samples; with a policy for them only
 
+RETIRED, RAISED = b"L", b"G"  # of its size: it goes; it is above its limit from the start
+
 HEAD = struct.Struct("<qI")  # of answers to items: task, size of the dataset's state
+SIZES = struct.Struct("<qq")  # private bytes, and how many are allowed
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -96,6 +101,7 @@ class Setup:
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
     resting_state: bytes | None  # of a dataset with state_dict, before that epoch
     dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
+    allowance: Allowance
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prefer_for_oom()
+    keeper = Housekeeper(setup.allowance)
     faults = Faults(
         fault_points.parse(os.environ.get(fault_points.VARIABLE, "")),
         setup.worker,
@@ -137,7 +144,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         return
     arena = Arena(equipment.arena, setup.held)
     try:
-        _Worker(setup, blueprint, channel, recorder, arena, faults).work()
+        _Worker(setup, blueprint, channel, recorder, arena, faults, keeper).work()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has closed the channel: it wants nothing more
     channel.close()
@@ -156,8 +163,10 @@ class _Worker:
         recorder: Recorder,
         arena: Arena,
         faults: Faults,
+        keeper: Housekeeper,
     ) -> None:
         self.setup = setup
+        self.keeper = keeper
         self.blueprint = blueprint
         self.dataset = blueprint.dataset
         self.channel = channel
@@ -184,10 +193,12 @@ class _Worker:
             self._take_up()
         except BaseException as error:
             self.broken = describe(error, position=None, step="start-up")
-        gc.freeze()
+        self.keeper.begin()
         if self.faults:
             self.faults.strike("before-ready")
         self.recorder.note(-1, -1, IDLE)
+        if self.keeper.raised:
+            self.channel.send(RAISED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
         self.channel.send(READY)
         if self.faults:
             self.faults.strike("after-ready")
@@ -206,10 +217,20 @@ class _Worker:
                 self._do_trial(number, *content)
             elif kind == "resume":
                 self._do_resume(content)
+            elif kind == "retire":
+                self._retire()
+                return
             else:
                 return
             self.arena.trim()
+            if not self.keeper.after_batch():
+                self._retire()
+                return
             self.recorder.note(-1, -1, IDLE)
+
+    def _retire(self) -> None:
+        """The last word: all that was answered counts, all else is for a fresh process."""
+        self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
 
     # -- becoming torch's worker ----------------------------------------------------------
 
