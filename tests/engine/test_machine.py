@@ -197,9 +197,9 @@ class History(RuleBasedStateMachine):
         self.other.in_flight = nbytes
         self.obey(self.machine.relieved())
 
-    @rule(alone=st.booleans(), narrowed=st.integers(0, 3))
-    def pressure_changes(self, alone: bool, narrowed: int) -> None:
-        self.share.alone, self.share.narrowed = alone, narrowed
+    @rule(alone=st.booleans(), cap=st.none() | st.integers(0, 30))
+    def pressure_changes(self, alone: bool, cap: int | None) -> None:
+        self.share.alone, self.share.cap = alone, cap
 
     @rule()
     def the_consumer_unpacks(self) -> None:

@@ -21,7 +21,7 @@ __all__ = ["Warden"]
 
 log = logging.getLogger("holdfast")
 
-RECYCLE_EVERY = 3.0  # seconds: what one frees has to show first
+RECYCLE_EVERY = 1.0  # seconds: what one frees has to show first
 WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them
 RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
 
@@ -54,6 +54,7 @@ class Warden:
         self._minds = limit is not None or share.budget.total is not None or share.budget.auto
         self._next_look = 0.0
         self._next_recycling = 0.0
+        self._distance = RECYCLE_EVERY
         self._shrunk_at = 0.0
         share.budget.adapt(reading.free, self.ranks)
         self.allowance: Allowance = allowance(
@@ -91,11 +92,17 @@ class Warden:
         level = self.pressure.observe(reading.fill, now)
         if level is Level.CALM:
             budget.adapt(reading.free, self.ranks)
-        self.share.narrowed = int(level >= Level.LESS)
-        self.share.alone = level >= Level.ONE
-        if level < Level.RECYCLE or not self._may_recycle or now < self._next_recycling:
+        free = None if reading.free is None else reading.free // self.ranks
+        self.share.cap = self.pressure.cap(free)
+        self.share.alone = self.pressure.careful(now)
+        if level < Level.RECYCLE:
+            self._distance = RECYCLE_EVERY
             return None
-        self._next_recycling = now + RECYCLE_EVERY
+        if not self._may_recycle or now < self._next_recycling:
+            return None
+        # If it is the trainer that needs the memory, fresh workers do not help: ever less often.
+        self._next_recycling = now + self._distance
+        self._distance = min(2 * self._distance, 300.0)
         return self._fattest(pids)
 
     def _fattest(self, pids: Mapping[int, int]) -> int | None:

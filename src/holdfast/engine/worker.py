@@ -117,6 +117,7 @@ class Equipment:
 
 def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Blueprint]) -> None:
     """The life of a worker. Returns when it is to exit with status 0."""
+    gc.freeze()  # what is inherited: a collection would look at, and so copy, all of it
     _die_with(equipment.parent)
     arm(equipment.lifeline)
     channel = Channel(socket.socket(fileno=equipment.channel))

@@ -89,8 +89,9 @@ class Budget:
         with self._lock:
             limit = self.limit
             if share.in_flight and limit is not None:
-                allowed = limit >> share.narrowed
-                if share.alone or self.in_flight + nbytes > allowed:
+                if share.cap is not None:
+                    limit = min(limit, share.cap)
+                if share.alone or self.in_flight + nbytes > limit:
                     return False
             share.in_flight += nbytes
         return True
@@ -104,8 +105,8 @@ class Share:
         self.in_flight = 0
         self.peak = 0
         self.largest = largest  # the largest batch seen; None before the first
-        self.narrowed = 0  # under pressure: how often the budget is halved for us
-        self.alone = False  # under more pressure: one batch at a time
+        self.cap: int | None = None  # under pressure: less than the budget
+        self.alone = False  # after a death by memory: one batch at a time
         self.budget.join(self)
 
     def take(self, nbytes: int) -> bool:

@@ -16,6 +16,9 @@ from holdfast.autopsy.readers import HERE, Roots, cgroup, number, process
 __all__ = ["Reading", "private", "ranks", "read"]
 
 
+ENOUGH = 32 << 30
+
+
 @dataclass(frozen=True)
 class Reading:
     """How much may be used, how much of it is, and what happens beyond. None is unknown."""
@@ -27,10 +30,11 @@ class Reading:
 
     @property
     def fill(self) -> float:
-        """The part in use, from 0 to 1; 0 if nothing is known."""
+        """The part in use, from 0 to 1; 0 if nothing is known. On large machines a few GiB are
+        enough to be far from the end, whatever part of the whole they are."""
         if not self.limit or self.free is None:
             return 0.0
-        return min(1.0, max(0.0, 1 - self.free / self.limit))
+        return min(1.0, max(0.0, 1 - self.free / min(self.limit, ENOUGH)))
 
 
 def read(roots: Roots = HERE) -> Reading:

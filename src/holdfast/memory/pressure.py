@@ -9,14 +9,18 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["Level", "Pressure"]
+__all__ = ["CAPS", "Level", "Pressure"]
 
 
 class Level(IntEnum):
     CALM = 0
-    LESS = 1  # half as much in flight
-    ONE = 2  # one batch at a time
+    LESS = 1  # a quarter of what is left may be in flight
+    LITTLE = 2  # a sixteenth
     RECYCLE = 3  # and the fattest worker is replaced
+
+
+CAPS: Final = {Level.LESS: 4, Level.LITTLE: 16, Level.RECYCLE: 16}
+"""By what the free memory is divided: small batches need not be fewer, they would free nothing."""
 
 
 THRESHOLDS: Final = (0.80, 0.88, 0.93)
@@ -48,9 +52,16 @@ class Pressure:
         elif now - self._since >= SLOWLY:
             self.level = Level(self.level - 1)
             self._since = now
-        if now < self._careful_until:
-            return max(self.level, Level.ONE)
         return self.level
+
+    def cap(self, free: int | None) -> int | None:
+        """How many bytes may be in flight at this level; None for what the budget says."""
+        divisor = CAPS.get(self.level)
+        return None if divisor is None or free is None else free // divisor
+
+    def careful(self, now: float) -> bool:
+        """Whether somebody died of memory a moment ago."""
+        return now < self._careful_until
 
     def somebody_died(self, now: float) -> None:
         """Of memory."""
