@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
@@ -79,4 +78,3 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Cyclic": {"batch_size": 4},
     "Large": {"batch_size": 2, "prefetch_factor": 12},
 }
-assert gc.isenabled()

@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="only root can make a control group"),
 ]
 
+SHM = Path("/dev/shm")
 LIMITS = {"Leaking": 600, "CopyOnWrite": 450, "Cyclic": 600, "Large": 520}
 """MiB for trainer and workers; the trainer alone needs about 250, with the list 420."""
 
@@ -46,18 +47,21 @@ def test_a_run_that_would_not_fit_goes_through_with_the_same_stream(kind: str) -
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["hash"] == stream(torch.utils.data.DataLoader, kind)[0]
-    print(kind, told["stats"], told["incidents"])
-    budget = told["stats"]["budget_bytes"]
-    assert budget < LIMITS[kind] << 20
+    assert told["stats"]["most_in_flight_bytes"] < LIMITS[kind] << 19
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LIMITS)
 def test_stock_torch_does_not_survive_there(kind: str) -> None:
     """Or the test above would prove nothing."""
+    before = set(SHM.iterdir())
     with memory_group(LIMITS[kind] << 20) as group:
         done = run("torch", kind, group)
         kills = cgroup.kills_of((_as_group(group),))[str(group)]
+    for left in set(SHM.iterdir()) - before:  # torch's, when all who know of it are killed
+        _, pid, *_ = f"{left.name}__".split("_")
+        if left.name.startswith("torch_") and not Path("/proc", pid).exists():
+            left.unlink()
     assert done.returncode != 0, done.stdout
     assert kills > 0, done.stderr
 

@@ -67,7 +67,7 @@ from holdfast.engine.worker import (
 )
 from holdfast.errors import LoaderClosed
 from holdfast.memory import arena as arenas
-from holdfast.memory import codec
+from holdfast.memory import codec, threads
 from holdfast.memory.arena import Window
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
@@ -1056,6 +1056,7 @@ class Pool:
         """In the forked nursery."""
         for pool in {self, *_not_ours}:
             pool.disown()
+        threads.limit()
         blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:

@@ -168,6 +168,8 @@ class _Worker:
     ) -> None:
         self.setup = setup
         self.keeper = keeper
+        self.fresh = True  # has made no batch yet
+        self.retired = False
         self.blueprint = blueprint
         self.dataset = blueprint.dataset
         self.channel = channel
@@ -223,6 +225,8 @@ class _Worker:
                 return
             else:
                 return
+            if self.retired:
+                return
             self.arena.trim()
             if not self.keeper.after_batch():
                 self._retire()
@@ -231,6 +235,7 @@ class _Worker:
 
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
+        self.retired = True
         self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
 
     # -- becoming torch's worker ----------------------------------------------------------
@@ -295,6 +300,7 @@ class _Worker:
             arena=self.arena,
             faults=self.faults,
         )
+        self.fetcher.tidy = self.keeper.between_samples
         if isinstance(self.fetcher, IterableFetcher) and state is not None:
             if state["iterator"] is not None:
                 self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
@@ -365,8 +371,15 @@ class _Worker:
             else:
                 self._fail(number, stop)
         except BaseException as error:
-            self._fail(number, error)
+            if self._lacked_memory(error):
+                self._retire()
+            else:
+                self._fail(number, error)
         else:
+            if self._lacked_memory(None):
+                self._retire()
+                return
+            self.fresh = False
             if batch is DROPPED:
                 self._answer(NOTHING_LEFT, number, b"")
                 return
@@ -374,6 +387,20 @@ class _Worker:
             del batch  # or its part of the arena would stay in use on this side
             if frame is not None:
                 self._answer(BATCH, number, frame)
+
+    def _lacked_memory(self, error: BaseException | None) -> bool:
+        """Whether a sample failed for lack of memory that others may have used up before it.
+
+        Then a fresh process makes this batch again. If it fails there too it is the sample's own.
+        """
+        if self.fresh or not self.keeper.limits_allocations:
+            return False
+        if error is not None:
+            return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        fetcher = self.fetcher
+        if not isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher)):
+            return False
+        return any("MemoryError" in bad.error for bad in fetcher.reports)
 
     def _do_trial(self, number: int, index: Any, brief: Brief | None, code: int) -> None:
         """Load one sample by itself. It is no answer to a batch: the random state stays."""

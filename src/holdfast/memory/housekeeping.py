@@ -33,7 +33,7 @@ __all__ = ["Garbage", "Housekeeper", "trim"]
 STEP: Final = 32 << 20  # growth after which young garbage is collected
 LARGEST_STEP: Final = 1 << 30
 QUICK: Final = 0.004  # seconds between two looks at the size while a batch is made
-OFTEN: Final = 0.05  # and between two looks at the limit
+OFTEN: Final = 0.01  # and between two looks at the limit
 SELDOM: Final = 10.0  # and between two walks through all pages; 100 times what one costs at least
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _libc = ctypes.CDLL(None)
@@ -77,6 +77,7 @@ class Housekeeper:
         self._quick_at = self._often_at = 0.0
         self._garbage = Garbage(self._birth)
         self._ladder: Ladder | None = None
+        self.limits_allocations = False
 
     def close(self) -> None:
         os.close(self._statm)
@@ -105,15 +106,12 @@ class Housekeeper:
 
     def _limit_data(self) -> None:
         """Let one allocation that is far too large fail, where it is asked for."""
-        if self.allowance.at_once is None:
-            return
         data = process.data("self", HERE)
-        if data is None:
+        if self.allowance.beyond is None or self._ladder is None or data is None:
             return
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = data + self.allowance.at_once
-        if self.allowance.explicit:
-            wanted = max(wanted - self.private(), data + (64 << 20))
+        wanted = data + max(0, self._ladder.limit - self.private()) + self.allowance.beyond
+        self.limits_allocations = True
         for bound in (soft, hard):
             if bound != resource.RLIM_INFINITY:
                 wanted = min(wanted, bound)

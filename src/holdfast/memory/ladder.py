@@ -37,8 +37,7 @@ class Allowance:
     """What one worker is told."""
 
     private: int | None  # bytes of its own after which it is replaced
-    at_once: int | None  # bytes one sample may add before it gets a MemoryError
-    explicit: bool = False  # the user has named the number
+    beyond: int | None = None  # bytes more, at which an allocation fails; None for never
 
 
 def allowance(
@@ -48,13 +47,13 @@ def allowance(
     asks for more than there is: the kernel would kill for it. On a whole machine it does not,
     because mappings of large files count too, and the kernel refuses what is absurd by itself."""
     if given is None:
-        return Allowance(None, None)
+        return Allowance(None)
     if isinstance(given, int):
-        return Allowance(given, given + max(SMALLEST, given // 4), explicit=True)
+        return Allowance(given, max(SMALLEST, given // 4))
     if free is None:
-        return Allowance(None, None)
+        return Allowance(None)
     private = max(SMALLEST, int(free / ranks * WORKERS_SHARE / max(1, workers)))
-    return Allowance(private, max(free, 4 * SMALLEST) if confined else None)
+    return Allowance(private, max(free - private, 4 * SMALLEST) if confined else None)
 
 
 class Ladder:
