@@ -311,6 +311,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     if _answer(taken) is not DROPPED:
                         data = self._unwrap(taken)
                         pool.unpacked()
+                        pool.taken = None  # last: a signal handler may have raised just before
                         return data
                     pool.taken = None
         except TimedOut:

@@ -51,7 +51,9 @@ from holdfast.engine.worker import (
     ENDED,
     ERROR,
     HEAD,
+    MEMORY,
     NOTHING_LEFT,
+    POINT,
     RAISED,
     READY,
     REFUSED,
@@ -70,6 +72,7 @@ from holdfast.memory import arena as arenas
 from holdfast.memory import codec, threads
 from holdfast.memory.arena import Window
 from holdfast.samples.keys import keep, keys_of
+from holdfast.memory.growth import Point
 from holdfast.samples.ledger import Account
 from holdfast.samples.record import BadSample, digest_of_stack, name_of
 from holdfast.samples.substitute import NOTHING, position_of, sample_of
@@ -304,7 +307,6 @@ class Pool:
 
     def unpacked(self) -> None:
         """The consumer has its batch: what it keeps is not in flight."""
-        self.taken = None
         actions = self.machine.unpacked()
         if actions and not self.closing:
             with self._undivided():
@@ -670,6 +672,9 @@ class Pool:
         elif kind == RAISED:
             self._warden.raised(worker, *SIZES.unpack_from(message, 1))
             return
+        elif kind == MEMORY:
+            self._warden.measured(worker, Point(*POINT.unpack_from(message, 1)))
+            return
         elif kind == RETIRED:
             event = m.WorkerRetired(worker, generation, place.busy_since)
         elif kind == SURVIVED:
@@ -999,6 +1004,7 @@ class Pool:
     def _start(self, action: m.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
         place.reports = ()  # of an answer that never came
+        self._warden.started(worker)
         self._boxes.clear(worker)
         random_state = None
         if action.answered:

@@ -14,6 +14,7 @@ from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots
 from holdfast.memory import gauge
 from holdfast.memory.budget import Share
+from holdfast.memory.growth import Kind, Point, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
 from holdfast.memory.pressure import Level, Pressure
 
@@ -23,6 +24,7 @@ log = logging.getLogger("holdfast")
 
 RECYCLE_EVERY = 1.0  # seconds: what one frees has to show first
 WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them
+REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
 RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
 
 
@@ -65,6 +67,9 @@ class Warden:
             ranks=self.ranks,
         )
         self._may_recycle = limit is not None
+        self._workers = workers
+        self._points: dict[int, list[Point]] = {}
+        self._named: set[Kind] = set()
         if reading.oom_group and not _told.oom_group:
             _told.oom_group = True
             log.warning(
@@ -115,6 +120,30 @@ class Warden:
             100 * self.reading.fill, fattest, in_words(sizes[fattest]),
         )  # fmt: skip
         return fattest
+
+    def started(self, worker: int) -> None:
+        """A fresh process is in this worker's place."""
+        self._points.pop(worker, None)
+
+    def measured(self, worker: int, point: Point) -> None:
+        """A worker has said how large it is; if it grows and that matters, say so, once."""
+        points = self._points.setdefault(worker, [])
+        points.append(point)
+        if len(points) > REMEMBERED:
+            del points[1::2]  # the first and the last stay
+        growth = classify(points)
+        if growth is None or growth.kind in self._named:
+            return
+        line = in_a_line(
+            growth,
+            worker,
+            workers=self._workers,
+            free=self.reading.free,
+            bounded=self.allowance.private is not None,
+        )
+        if line is not None:
+            self._named.add(growth.kind)
+            log.warning("%s", line)
 
     def died_of_memory(self, now: float) -> None:
         """Come back smaller."""

@@ -13,6 +13,7 @@ Everything that can go wrong in the user's code is an answer, not a death: the w
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import faulthandler
 import functools
 import gc
@@ -56,9 +57,11 @@ READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X
 REPORT, NOTHING_LEFT, SURVIVED = b"P", b"N", b"T"  # of bad samples; with a policy for them only
 
 RETIRED, RAISED = b"L", b"G"  # of its size: it goes; it is above its limit from the start
+MEMORY = b"M"  # how large it is now
 
 HEAD = struct.Struct("<qI")  # of answers to items: task, size of the dataset's state
 SIZES = struct.Struct("<qq")  # private bytes, and how many are allowed
+POINT = struct.Struct("<dqqqqqq")  # the fields of a `Point`
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -231,11 +234,18 @@ class _Worker:
             if not self.keeper.after_batch():
                 self._retire()
                 return
+            if self.keeper.measured:
+                self._tell_sizes()
             self.recorder.note(-1, -1, IDLE)
+
+    def _tell_sizes(self) -> None:
+        point = self.keeper.point(self.arena.reserved)
+        self.channel.send(MEMORY + POINT.pack(*dataclasses.astuple(point)))
 
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
+        self._tell_sizes()
         self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
 
     # -- becoming torch's worker ----------------------------------------------------------

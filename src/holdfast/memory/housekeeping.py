@@ -21,11 +21,13 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 import time
 from typing import Final
 
 from holdfast.autopsy.readers import HERE, process
 from holdfast.memory import gauge
+from holdfast.memory.growth import Point
 from holdfast.memory.ladder import Allowance, Ladder, Rung
 
 __all__ = ["Garbage", "Housekeeper", "trim"]
@@ -72,6 +74,9 @@ class Housekeeper:
         self.allowance = allowance
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._birth = self._anonymous()
+        self._trimmed = 0
+        self._measured = True  # nobody has asked for the last measurement yet
+        self._batches = 0
         self._copied = 0  # inherited pages that it has made its own by touching them
         self._walk_at = time.monotonic() + SELDOM
         self._quick_at = self._often_at = 0.0
@@ -93,6 +98,24 @@ class Housekeeper:
 
     def private(self) -> int:
         return max(0, self._anonymous() - self._birth) + self._copied
+
+    def point(self, arena: int) -> Point:
+        """How it is now, for whoever compares it with other moments."""
+        self._measured = False
+        return Point(
+            time.monotonic(),
+            self._batches,
+            max(0, self._anonymous() - self._birth),
+            self.private(),
+            self._trimmed,
+            sys.getallocatedblocks(),
+            arena,
+        )
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a new measurement, all pages walked through."""
+        return self._measured
 
     def begin(self) -> None:
         """All is loaded: what is there now stays, and is not looked at again."""
@@ -130,26 +153,31 @@ class Housekeeper:
         gc.collect(1)
         after = self._anonymous()
         if not self._garbage.collected(before, after) and self._garbage.step > 2 * STEP:
-            gc.collect()
-            trim()
+            self._clean()
             self._garbage.collected(before, self._anonymous())
+
+    def _clean(self) -> None:
+        gc.collect()
+        before = self._anonymous()
+        trim()
+        self._trimmed += max(0, before - self._anonymous())
 
     def after_batch(self) -> bool:
         """Whether this worker may take another task; if not, it should go."""
+        self._batches += 1
         now = time.monotonic()
         if now < self._often_at:
             return True
         self._often_at = now + OFTEN
         self._collect_if_grown()
-        if self._ladder is None:
-            return True
         if now >= self._walk_at:
             self._walk()
+        if self._ladder is None:
+            return True
         rung = self._ladder.climb(self.private())
         if rung is Rung.NOTHING:
             return True
-        gc.collect()
-        trim()
+        self._clean()
         if rung is Rung.GO:
             return self.private() < self._ladder.limit
         return True
@@ -159,6 +187,7 @@ class Housekeeper:
         exact = gauge.private("self")
         if exact is not None:
             self._copied = max(0, exact - max(0, self._anonymous() - self._birth))
+        self._measured = True
         self._walk_at = began + max(SELDOM, 100 * (time.monotonic() - began))
 
     def _anonymous(self) -> int:
