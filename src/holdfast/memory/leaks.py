@@ -80,7 +80,7 @@ def findings(rounds: Sequence[Round], samples: int, native_code: Sequence[str] =
     """Compare the rounds. The first is the state to start from."""
     steps = max(1, len(rounds) - 1)
     lines = growing([one.lines for one in rounds], WORTH_IT)
-    types = growing([one.types for one in rounds])
+    types = growing([one.types for one in rounds], max(1, samples // 4))
     python = rounds[-1].traced - rounds[0].traced
     beyond = [{"native": one.process - one.traced} for one in rounds]
     native = growing(beyond, NATIVE)
@@ -98,6 +98,8 @@ def trace(load: Callable[[int], object], *, samples: int, rounds: int) -> list[R
     """Load `samples` samples in each round and note what is there after it."""
     for number in range(samples):  # what is loaded once, and caches that fill at once
         load(number)
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked at again and again
     tracemalloc.start(FRAMES)
     try:
         found = []
@@ -116,15 +118,14 @@ def _look() -> Round:
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]
     private = 0 if size is None else size.private - tracemalloc.get_tracemalloc_memory()
-    types = Counter(_type_name(one) for one in gc.get_objects())
+    types = {_name(kind): count for kind, count in Counter(map(type, gc.get_objects())).items()}
     lines: Counter[tuple[str, int]] = Counter()
     for statistic in tracemalloc.take_snapshot().statistics("traceback"):
         lines[_users_line(statistic.traceback)] += statistic.size
     return Round(lines, types, private, traced)
 
 
-def _type_name(thing: object) -> str:
-    kind = type(thing)
+def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 

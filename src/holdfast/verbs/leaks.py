@@ -41,8 +41,9 @@ NOTHING_GROWS, SOMETHING_GROWS, NOT_FINISHED = 0, 1, 3
 def leaks(spec: str, args: tuple[str, ...], samples: int, rounds: int, as_json: bool) -> None:
     """Say which lines of a dataset hold ever more memory.
 
-    Samples are loaded in this process, one after the other, in rounds of equal length; what has grown in every round is listed: lines, types of objects, and memory that
-    Python does not know of.
+    Samples are loaded in this process, one after the other, in rounds of equal length;
+    what has grown in every round is listed: lines, types of objects, and memory that Python
+    does not know of.
 
     Exit status: 0 if nothing grows, 1 if something does, 2 for wrong usage, 3 if a sample
     raised.
