@@ -71,8 +71,8 @@ from holdfast.errors import LoaderClosed
 from holdfast.memory import arena as arenas
 from holdfast.memory import codec, threads
 from holdfast.memory.arena import Window
-from holdfast.samples.keys import keep, keys_of
 from holdfast.memory.growth import Point
+from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
 from holdfast.samples.record import BadSample, digest_of_stack, name_of
 from holdfast.samples.substitute import NOTHING, position_of, sample_of
