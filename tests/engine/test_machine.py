@@ -200,6 +200,7 @@ class History(RuleBasedStateMachine):
     @rule(alone=st.booleans(), cap=st.none() | st.integers(0, 30))
     def pressure_changes(self, alone: bool, cap: int | None) -> None:
         self.share.alone, self.share.cap = alone, cap
+        self.obey(self.machine.relieved())  # as the driver does after every look
 
     @rule()
     def the_consumer_unpacks(self) -> None:

@@ -793,7 +793,7 @@ class Pool:
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))
-        replaced = any(isinstance(one, m.Start) for one in actions)
+        replaced = any(isinstance(one, m.Start) and one.worker == worker for one in actions)
         if machine.failure is not None:
             action = "gave up"
         elif head is not None and isinstance(head.result, m.Poisoned):
@@ -806,7 +806,7 @@ class Pool:
         else:
             action = "replaced, nothing lost" if replaced else "none needed"
         self.stats.restarts += replaced
-        place.pid = None if actions else place.pid
+        place.pid = None if replaced else place.pid
         self._carry_out(actions)  # first the replacement; it need not wait for the autopsy
         incident = Incident(
             kind=cause,
