@@ -258,7 +258,7 @@ class History(RuleBasedStateMachine):
         if limit is None or self.share.largest != max(self.sizes):
             return
         mine = sum(isinstance(item, m.Task) for seat in self.machine._seats for item in seat.items)
-        mine += sum(task.done for task in self.machine._tasks.values())
+        mine += sum(task.done and task.counted > 0 for task in self.machine._tasks.values())
         if mine > 1:
             # What was handed out before somebody else took more is not taken back.
             assert self.share.in_flight <= limit or self.other.in_flight
