@@ -50,6 +50,28 @@ def test_a_wrong_stall_timeout_is_named_with_its_value_and_what_would_be_right(g
     assert "300" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["memory_budget", "worker_memory_limit"])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("auto", "auto"), (None, None), (5, 5), ("2GiB", 2 << 30), ("500 MB", 500_000_000)],
+)
+def test_amounts_of_memory(name: str, given: Any, meant: Any) -> None:
+    options: dict[str, Any] = {name: given}
+    found = parse(max_restarts=None, stall_timeout=1, num_workers=1, **options)
+    assert getattr(found, name) == meant
+    assert getattr(DataLoader([1], **options), name) == given  # as it was given
+
+
+@pytest.mark.parametrize("name", ["memory_budget", "worker_memory_limit"])
+@pytest.mark.parametrize("given", [0, -1, True, 1.5, "many", "0GiB", "", b"1", [1]])
+def test_a_wrong_amount_of_memory_is_named_with_what_would_be_right(name: str, given: Any) -> None:
+    options: dict[str, Any] = {name: given}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        DataLoader([1], **options)
+    assert f"{name}={given!r}" in str(caught.value)
+    assert "GiB" in str(caught.value)
+
+
 @pytest.mark.parametrize("given", [None, "runs/today", Path("runs/today")])
 def test_logbook(given: Any) -> None:
     found = parse(max_restarts=None, stall_timeout=1, num_workers=1, logbook=given).logbook

@@ -26,6 +26,10 @@ VERBS = {
         "holdfast.verbs.incidents:incidents",
         "Tell what went wrong in a run, from its logbook.",
     ),
+    "leaks": (
+        "holdfast.verbs.leaks:leaks",
+        "Say which lines of a dataset hold ever more memory.",
+    ),
     "scan": (
         "holdfast.verbs.scan:scan",
         "Load every sample of a dataset and report the bad ones.",

@@ -21,7 +21,8 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import process
 from holdfast.engine.stats import Stats
-from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts
+from holdfast.memory.budget import Budget, for_all
+from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts, Memory
 from holdfast.samples.ledger import Ledger
 from holdfast.samples.policy import OnBadSample
 from holdfast.samples.record import BadSample
@@ -50,6 +51,8 @@ _NOTED = (
     "on_bad_sample",
     "max_bad_samples",
     "quarantine",
+    "memory_budget",
+    "worker_memory_limit",
 )
 """What a logbook says of a loader."""
 
@@ -72,6 +75,7 @@ class _Runtime:
         self.ledger = Ledger()
         self.logbook: Logbook | None = None
         self.advised = False
+        self.budget = Budget(None)  # of this loader's own, if it was given a number
 
     def advise(self, dataset: Any, workers: int) -> None:
         """Say once, in the log, if workers are going to copy a large dataset."""
@@ -82,6 +86,15 @@ class _Runtime:
         words = advice(dataset, workers, memory.available if memory is not None else 0)
         if words is not None:
             log.warning("%s", words)
+
+    def budget_for(self, given: int | str | None) -> Budget:
+        """The budget that a new iterator shares in."""
+        if given == "auto":
+            return for_all()
+        assert not isinstance(given, str)
+        if self.budget.total != given:
+            self.budget = Budget(given)
+        return self.budget
 
     def open_logbook(self, folder: str | None, loader: DataLoader[Any]) -> Logbook | None:
         """The logbook of this loader; begun when it is first used."""
@@ -131,6 +144,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             :class:`TooManyBadSamples` with a summary. ``None`` for no limit.
         quarantine: a file to list bad samples in. Those listed are not tried again, in this run,
             in later ones and in other ranks that use the same file.
+        memory_budget: bytes of batches that may be in flight: being made, waiting, or delivered and
+            not unpacked. A number, ``"2GiB"``, ``"auto"`` (a part of what is free on this machine
+            or in this container, for all loaders of the process together), or ``None``. It comes
+            before ``prefetch_factor``; one batch that is larger passes alone.
+        worker_memory_limit: private bytes of one worker, beyond which it is replaced between two
+            batches by a fresh process that continues from the same random state. A number,
+            ``"1GiB"``, ``"auto"`` (a part of what is free), or ``None``.
         logbook: a folder that fills while the loader is used: what went wrong with workers and
             why, how memory developed, and which run it was. It stays readable whatever kills the
             run; ``holdfast incidents FOLDER`` tells its story.
@@ -162,6 +182,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_bad_samples: int | float | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         logbook: str | os.PathLike[str] | None = None,
+        memory_budget: Memory = "auto",
+        worker_memory_limit: Memory = "auto",
     ) -> None:
         self._runtime = _Runtime()
         super().__init__(
@@ -189,6 +211,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.max_bad_samples = max_bad_samples
         self.quarantine = quarantine
         self.logbook = logbook
+        self.memory_budget = memory_budget
+        self.worker_memory_limit = worker_memory_limit
         self._options()
         options.check_places(quarantine=quarantine)
 
@@ -203,6 +227,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             on_bad_sample=self.on_bad_sample,
             max_bad_samples=self.max_bad_samples,
             quarantine=self.quarantine,
+            memory_budget=self.memory_budget,
+            worker_memory_limit=self.worker_memory_limit,
         )
 
     # -- what went on ---------------------------------------------------------------------
@@ -217,16 +243,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Samples that were bad so far, each once, in the order in which they were met."""
         return list(self._runtime.ledger.bad_samples)
 
-    def stats(self) -> dict[str, int | float]:
-        """Batches, bytes, waits and restarts so far, over all epochs.
+    def stats(self) -> dict[str, int | float | None]:
+        """Batches, bytes, waits and restarts so far, over all epochs; memory as it is now.
+
+        ``in_flight_bytes`` are ordered and not handed over yet, ``held_bytes`` those of batches you
+        keep, ``budget_bytes`` what may be in flight at present (None without limit).
 
         >>> loader = DataLoader([1, 2, 3], num_workers=0)
         >>> len(list(loader)), loader.stats()["batches"]
         (3, 3)
         """
         runtime = self._runtime
+        figures: dict[str, int | float | None]
         figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
-        figures["held_bytes"] = sum(pool.held_bytes() for pool in list(runtime.pools))
+        pools = list(runtime.pools)
+        figures["held_bytes"] = sum(pool.held_bytes() for pool in pools)
+        figures["in_flight_bytes"] = sum(pool.machine.share.in_flight for pool in pools)
+        figures["budget_bytes"] = runtime.budget_for(self._options().memory_budget).limit
         return figures
 
     # -- iterating ------------------------------------------------------------------------
@@ -259,7 +292,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         runtime.advise(self.dataset, self.num_workers)
         # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
         note = functools.partial(_note, runtime.incidents, logbook)
-        iterator = ProcessIterator(self, chosen, runtime.stats, note, runtime.ledger, logbook)
+        budget = runtime.budget_for(chosen.memory_budget)
+        iterator = ProcessIterator(
+            self, chosen, runtime.stats, note, runtime.ledger, logbook, budget
+        )
         runtime.pools.add(iterator._pool)
         return iterator
 

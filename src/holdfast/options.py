@@ -13,11 +13,14 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from holdfast.engine.machine import RestartPolicy
+from holdfast.memory.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Options", "parse"]
+__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "Options", "parse"]
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
+Memory = int | str | None
+"""A number of bytes, words such as "2GiB", "auto", or None for no limit."""
 
 DEFAULT_STALL_TIMEOUT = 300.0
 RESTART_PERIOD = 60.0
@@ -34,6 +37,8 @@ class Options:
     limit: Limit
     quarantine: str | None
     logbook: str | None
+    memory_budget: int | Literal["auto"] | None
+    worker_memory_limit: int | Literal["auto"] | None
 
 
 def parse(
@@ -45,6 +50,8 @@ def parse(
     max_bad_samples: Any = None,
     quarantine: Any = None,
     logbook: Any = None,
+    memory_budget: Any = "auto",
+    worker_memory_limit: Any = "auto",
 ) -> Options:
     """Check all options; a wrong one is named with its value and what would be right."""
     stall = _stall_timeout(stall_timeout)
@@ -63,6 +70,8 @@ def parse(
         limit=_limit(max_bad_samples),
         quarantine=_quarantine(quarantine),
         logbook=_logbook(logbook),
+        memory_budget=_memory("memory_budget", memory_budget, "2GiB"),
+        worker_memory_limit=_memory("worker_memory_limit", worker_memory_limit, "1GiB"),
     )
 
 
@@ -170,6 +179,28 @@ def _logbook(value: Any) -> str | None:
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"logbook={value!r} is a file; {right}")
     return path
+
+
+def _memory(name: str, value: Any, example: str) -> int | Literal["auto"] | None:
+    right = (
+        f'it takes "auto", a number of bytes above 0, a text such as "{example}" or "500MB", or '
+        "None (no limit)"
+    )
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if value == "auto":
+            return "auto"
+        count = in_bytes(value)
+        if count is None:
+            raise ValueError(f"{name}={value!r} is no amount of memory; {right}")
+    elif not _is_number(value) or not isinstance(value, Integral):
+        raise TypeError(f"{name}={value!r} is of the wrong type; {right}")
+    else:
+        count = int(value)
+    if count <= 0:
+        raise ValueError(f"{name}={value!r} is out of range; {right}")
+    return count
 
 
 def _is_number(value: Any) -> bool:

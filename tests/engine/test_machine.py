@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.engine import machine as m
+from holdfast.memory.budget import Budget, Share
 
 UNLIMITED = m.RestartPolicy(None, 60.0)
 
@@ -45,13 +46,31 @@ class History(RuleBasedStateMachine):
         in_order=st.booleans(),
         persistent=st.booleans(),
         length=st.integers(0, 30),
+        budget=st.none() | st.integers(1, 60),
+        auto=st.booleans(),
+        sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5),
     )
     def begin(
-        self, workers: int, prefetch: int, in_order: bool, persistent: bool, length: int
+        self,
+        workers: int,
+        prefetch: int,
+        in_order: bool,
+        persistent: bool,
+        length: int,
+        budget: int | None,
+        auto: bool,
+        sizes: list[int],
     ) -> None:
         self.now = 0.0
         self.length = length
-        self.machine = make(workers, prefetch, in_order=in_order, persistent=persistent)
+        self.sizes = sizes
+        self.budget = Budget(budget, auto=auto)
+        self.share = Share(self.budget, max(sizes) if auto and budget is not None else None)
+        self.other = Share(self.budget)  # another loader's
+        self.unread = 0
+        self.machine = make(
+            workers, prefetch, in_order=in_order, persistent=persistent, share=self.share
+        )
         self.inboxes: dict[int, deque[m.Item]] = {}  # what the living worker has been given
         self.outboxes: dict[int, deque[m.Event]] = {}  # answered, not yet heard
         self.generations: dict[int, int] = {}
@@ -77,6 +96,7 @@ class History(RuleBasedStateMachine):
                 assert action.answered == len(self.heard[action.worker])
             elif isinstance(action, m.Dispatch):
                 self.inboxes[action.worker].append(action.item)
+                self.nothing_too_much_is_handed_out()
             elif isinstance(action, m.Abandon):
                 self.die(action.worker)
 
@@ -101,6 +121,9 @@ class History(RuleBasedStateMachine):
                 self.heard[worker].append((-1, -1))
             self.obey(self.machine.handle(event))
 
+    def size(self, index: int) -> int:
+        return self.sizes[index % len(self.sizes)]
+
     def ready(self, worker: int) -> bool:
         return self.machine._seats[worker].ready
 
@@ -122,7 +145,7 @@ class History(RuleBasedStateMachine):
             item = self.inboxes[worker].popleft()
             if isinstance(item, m.Task):
                 event: m.Event = m.BatchReady(
-                    worker, generation, item.number, (item.epoch, item.index)
+                    worker, generation, item.number, (item.epoch, item.index), self.size(item.index)
                 )
             else:
                 event = m.Resumed(worker, generation)
@@ -154,6 +177,36 @@ class History(RuleBasedStateMachine):
         if dies:
             self.die(worker)
 
+    @rule(worker=st.integers(0, 3))
+    def a_worker_retires(self, worker: int) -> None:
+        if worker >= self.machine.workers or not self.machine.alive(worker):
+            return
+        if self.machine.condemned(worker):
+            return
+        self.a_worker_answers(worker, 1)
+        self.hear(worker, len(self.outboxes[worker]))
+        generation = self.generations[worker]
+        before = list(self.machine.restarted)
+        self.obey(self.machine.handle(m.WorkerRetired(worker, generation, self.now)))
+        self.frozen.add(worker)
+        self.die(worker)
+        assert list(self.machine.restarted) == before
+
+    @rule(nbytes=st.integers(0, 60))
+    def another_loader_has_so_much_in_flight(self, nbytes: int) -> None:
+        self.other.in_flight = nbytes
+        self.obey(self.machine.relieved())
+
+    @rule(alone=st.booleans(), cap=st.none() | st.integers(0, 30))
+    def pressure_changes(self, alone: bool, cap: int | None) -> None:
+        self.share.alone, self.share.cap = alone, cap
+        self.obey(self.machine.relieved())  # as the driver does after every look
+
+    @rule()
+    def the_consumer_unpacks(self) -> None:
+        self.unread = 0
+        self.obey(self.machine.unpacked())
+
     @rule(seconds=st.floats(0.1, 2.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -174,11 +227,13 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule()
     def the_consumer_takes(self) -> None:
+        self.the_consumer_unpacks()  # whoever asks for another is done with the one before
         taken = self.machine.take()
         if isinstance(taken, m.Delivery):
             epoch, index = taken.result
             assert epoch == self.machine.epoch
             assert index == taken.task.index
+            self.unread = self.size(index)
             self.delivered.append(index)
             self.draw()
         elif taken is m.END:
@@ -191,10 +246,34 @@ class History(RuleBasedStateMachine):
         self.sampler = list(range(self.length))
         self.delivered = []
         self.ended = False
+        self.unread = 0
         self.obey(self.machine.resume(None))
         self.draw()
 
     # -- what must hold -------------------------------------------------------------------
+
+    def nothing_too_much_is_handed_out(self) -> None:
+        """If all sizes are known: never more in flight than allowed, but for one alone."""
+        limit = self.budget.limit
+        if limit is None or self.share.largest != max(self.sizes):
+            return
+        mine = sum(isinstance(item, m.Task) for seat in self.machine._seats for item in seat.items)
+        mine += sum(task.done and task.counted > 0 for task in self.machine._tasks.values())
+        if mine > 1:
+            # What was handed out before somebody else took more is not taken back.
+            assert self.share.in_flight <= limit or self.other.in_flight
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        tasks = [item for seat in self.machine._seats for item in seat.items]
+        making = [one for one in tasks if isinstance(one, m.Task)]
+        waiting = [task for task in self.machine._tasks.values() if task.done]
+        counted = sum(task.counted for task in making)
+        counted += sum(self.size(task.index) for task in waiting) + self.unread
+        assert self.share.in_flight == counted
+        assert all(task.counted >= 1 or self.share.largest == 0 for task in making)
 
     @invariant()
     def order_is_kept(self) -> None:

@@ -103,6 +103,15 @@ class Coroner:
             for one in self._counters:
                 one.groups.setdefault(path, count)
 
+    def left(self, worker: int) -> None:
+        """A worker has gone of its own accord."""
+        self._patients.pop(worker, None)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The workers that live."""
+        return {worker: patient.pid for worker, patient in self._patients.items()}
+
     def sent(self, worker: int) -> None:
         """The user has a worker killed through us."""
         if worker in self._patients:

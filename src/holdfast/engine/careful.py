@@ -359,6 +359,8 @@ class CarefulMapFetcher(_Careful, MapFetcher):
                 if placement.useless:
                     placement = None
             rows.append(row)
+            if not position & 3:
+                self.tidy()
 
     def _after(
         self, batch: _Batch, position: int, error: BaseException, before: Snapshot
@@ -610,6 +612,7 @@ class CarefulIterableFetcher(_Careful, IterableFetcher):
             if placement is not None and row.sample is not _PENDING and not row.given:
                 row.sample = placement.place(row.sample)
             batch.rows.append(row)
+            self.tidy()
         if self.ended and (not batch.rows or (self.drop_last and len(batch.keys) < size)):
             raise StopIteration
         made = self._together(batch)

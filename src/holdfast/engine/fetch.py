@@ -20,6 +20,10 @@ from holdfast.memory.collate import Placement
 __all__ = ["IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Base:
     def __init__(
         self,
@@ -40,6 +44,7 @@ class _Base:
         self.arena = arena if auto_collation and collate_fn is default_collate else None
         self.faults = faults
         self.step = "fetch"  # what it was doing when it raised
+        self.tidy: Callable[[], None] = _nothing  # called after every few samples
 
     def _collate(self, task: int, data: Any) -> Any:
         if self.faults:
@@ -97,18 +102,22 @@ class MapFetcher(_Base):
 
     def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
         data: list[Any] = []
-        cell, dataset = self.recorder.cell, self.dataset
+        cell, dataset, tidy = self.recorder.cell, self.dataset, self.tidy
         keys = enumerate(index)
         if placement is not None:
             # No variable may hold a sample here: its memory is for the next one.
             for position, key in keys:
                 cell[0] = position
                 data.append(placement.place(dataset[key]))
+                if not position & 3:
+                    tidy()
                 if placement.useless:
                     break
         for position, key in keys:
             cell[0] = position
             data.append(dataset[key])
+            if not position & 3:
+                tidy()
         return data
 
 
@@ -143,6 +152,8 @@ class IterableFetcher(_Base):
             except StopIteration:
                 self.ended = True
                 break
+            if not position & 3:
+                self.tidy()
         if not data or (self.drop_last and len(data) < len(index)):
             raise StopIteration
         return self._collate(task, data)

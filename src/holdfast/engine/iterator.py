@@ -42,6 +42,7 @@ from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
 from holdfast.errors import TooManyBadSamples, WorkerError
+from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
 from holdfast.options import Options
 from holdfast.samples.keys import keep, keys_of
@@ -160,6 +161,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         on_incident: Callable[[Incident], None],
         ledger: Ledger,
         logbook: Logbook | None,
+        budget: Budget,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -200,6 +202,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             persistent=self._persistent_workers,
             restarts=options.restarts,
             trials=options.policy is not None,
+            share=Share(budget, stats.largest_batch_bytes or None),
         )
         try:
             with interrupts.deferred():  # until there is somebody who ends the workers
@@ -212,6 +215,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     on_incident=on_incident,
                     stats=stats,
                     logbook=logbook,
+                    worker_memory_limit=options.worker_memory_limit,
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.dismiss)
@@ -221,6 +225,8 @@ class ProcessIterator(_BaseDataLoaderIter):
             # Its traceback holds this iterator, perhaps for long; nobody can use it.
             if hasattr(self, "_pool"):
                 self._pool.close()
+            else:
+                machine.stop()
             raise
 
     @property
@@ -304,7 +310,8 @@ class ProcessIterator(_BaseDataLoaderIter):
                         break
                     if _answer(taken) is not DROPPED:
                         data = self._unwrap(taken)
-                        pool.taken = None
+                        pool.unpacked()
+                        pool.taken = None  # last: a signal handler may have raised just before
                         return data
                     pool.taken = None
         except TimedOut:

@@ -10,7 +10,8 @@ What it promises (each has a property in ``tests/engine/test_machine.py``):
 - every task is delivered exactly once, in order (or, with ``in_order=False``, as it arrives);
 - a worker is given tasks in the order torch would give them, whatever dies in between, because the
   random state of a worker depends on which tasks it does;
-- no more tasks are out than ``prefetch * workers``;
+- no more tasks are out than ``prefetch * workers``, and no more bytes than the budget allows, but
+  for one batch that is larger than it, alone;
 - after a death the replacement is asked for exactly the items the dead worker had not answered, in
   their order; an answer that was received is never asked for again;
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
@@ -25,6 +26,15 @@ convict a sample do not count as restarts: how many may be bad is for another li
 
 A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
 persistent workers); trials stand between them and leave no trace in what a worker does later.
+
+Which worker makes a batch is decided when its indices are drawn, and they are drawn when torch
+would draw them: both show in random states. What the budget decides is when a task is *handed* to
+its worker. Until then it waits, in one queue for all, so that the batch the consumer needs next is
+always among those in flight.
+
+A worker that has grown too large says so after an answer and goes (`WorkerRetired`). That is no
+death: nothing is counted, and its successor takes up from the same random state.
+
 Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
 """
@@ -35,6 +45,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from holdfast.memory.budget import Share
 
 __all__ = [
     "ABANDON_AFTER",
@@ -65,6 +77,7 @@ __all__ = [
     "Trial",
     "WorkerDied",
     "WorkerReady",
+    "WorkerRetired",
     "WorkerStalled",
 ]
 
@@ -92,6 +105,7 @@ class Task:
     brief: Any = None
     acquittals: int = 0
     apart: bool = False  # its samples are loaded one by one, so that they can be told apart
+    counted: int = 0  # bytes of the budget
 
 
 @dataclass(slots=True)
@@ -165,6 +179,7 @@ class BatchReady:
     generation: int
     task: int
     result: Any
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +223,15 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerRetired:
+    """The worker has answered its last item and is about to exit."""
+
+    worker: int
+    generation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStalled:
     worker: int
     generation: int
@@ -228,6 +252,7 @@ Event = (
     | Resumed
     | Survived
     | WorkerDied
+    | WorkerRetired
     | WorkerStalled
     | Ticked
 )
@@ -325,6 +350,7 @@ class _Seat:
     failed_starts: int = 0
     condemned_at: float | None = None
     killed_at: float | None = None
+    retiring: bool = False
     stalls: int = 0
     victim: Hashable = None
     strikes: list[Death] = field(default_factory=list)
@@ -343,6 +369,7 @@ class Machine:
         persistent: bool = False,
         restarts: RestartPolicy,
         trials: bool = False,
+        share: Share | None = None,
     ) -> None:
         self.workers = workers
         self.limit = workers * prefetch
@@ -351,6 +378,7 @@ class Machine:
         self.persistent = persistent
         self.restarts = restarts
         self.trials = trials and not iterable  # nobody can load one element of a stream alone
+        self.share = Share() if share is None else share  # of the memory budget
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.draws_due = self.limit
@@ -358,6 +386,8 @@ class Machine:
         self._seats = [_Seat(worker) for worker in range(workers)]
         self._tasks: dict[int, Task] = {}
         self._arrived: deque[Task] = deque()  # only without order
+        self._waiting: deque[Task | tuple[_Seat, Resumption]] = deque()  # not handed out yet
+        self._unread = 0  # bytes of the batch the consumer has been given and not unpacked
         self._next_number = 0
         self._next_out = 0
         self._turn = 0
@@ -375,19 +405,20 @@ class Machine:
         """Another epoch on persistent workers. What is still out is executed and dropped."""
         self.epoch += 1
         self.draws_due = self.limit
+        self.share.give(self._unread)
+        self._unread = 0
+        for task in self._tasks.values():
+            if task.done:
+                self._uncount(task)
         self._tasks.clear()
         self._arrived.clear()
         self._next_number = self._next_out = self._turn = 0
         self._load = [0] * self.workers
         self._drained = False
-        actions: list[Action] = []
         for seat in self._seats:
             seat.ended = False
-            item = Resumption(self.epoch, seed)
-            seat.items.append(item)
-            if seat.alive:
-                actions.append(Dispatch(seat.id, item))
-        return actions
+            self._waiting.append((seat, Resumption(self.epoch, seed)))
+        return self._hand_out()
 
     @property
     def next_number(self) -> int:
@@ -404,11 +435,10 @@ class Machine:
         self._tasks[task.number] = task
         self._next_number += 1
         self._load[worker] += 1
-        seat = self._seats[worker]
-        seat.items.append(task)
-        if seat.alive:
-            return [Dispatch(worker, task)]
-        return self._restart(seat) if self.failure is None else []
+        if self._waiting or not self._fits(task):
+            self._waiting.append(task)
+            return []
+        return self._hand(self._seats[worker], task)
 
     def drained(self) -> None:
         """The sampler had nothing to give."""
@@ -431,6 +461,21 @@ class Machine:
             self._next_out += 1
         return END
 
+    def unpacked(self) -> list[Action]:
+        """The consumer has made its batch of what it was given: it is not in flight any more."""
+        unread, self._unread = self._unread, 0
+        self.share.give(unread)
+        return self._hand_out() if self._waiting else []
+
+    @property
+    def held_back(self) -> int:
+        """Tasks that wait for memory."""
+        return len(self._waiting)
+
+    def relieved(self) -> list[Action]:
+        """There may be more room than there was: somebody else has given some back."""
+        return [] if self._stopped or not self._waiting else self._hand_out()
+
     def awaited(self) -> int | None:
         """The worker that makes the batch the consumer waits for, if it can be told."""
         task = self._tasks.get(self._next_out)
@@ -439,12 +484,17 @@ class Machine:
     def stop(self) -> None:
         """Nothing that happens from now on has a consequence."""
         self._stopped = True
+        self.share.close()
 
     # -- the workers' side ----------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Action]:
         if self._stopped:
             return []
+        actions = self._handle(event)
+        return [*actions, *self._hand_out()] if self._waiting else actions
+
+    def _handle(self, event: Event) -> list[Action]:
         if isinstance(event, BatchReady):
             return self._batch_ready(event)
         if isinstance(event, Ticked):
@@ -461,6 +511,9 @@ class Machine:
             self._answered(seat)
         elif isinstance(event, Survived):
             self._acquit(seat)
+        elif isinstance(event, WorkerRetired):
+            seat.retiring = True
+            seat.condemned_at, seat.killed_at = event.at, None  # it has a moment to exit by itself
         elif isinstance(event, WorkerStalled):
             return self._stalled(seat, event.at)
         else:
@@ -501,6 +554,10 @@ class Machine:
         """Whether we have sent this worker a fatal signal ourselves."""
         return self._seats[worker].condemned_at is not None
 
+    def retiring(self, worker: int) -> bool:
+        """Whether this worker has said that it goes, because of its size."""
+        return self._seats[worker].retiring
+
     def deadline(self) -> float | None:
         """When the machine wants to hear `Ticked` at the latest."""
         times = [
@@ -513,6 +570,57 @@ class Machine:
         return min(times, default=None)
 
     # -- how it is done -------------------------------------------------------------------
+
+    def _fits(self, task: Task) -> bool:
+        """Whether there is room for another batch; if so, it is counted from now on."""
+        share = self.share
+        largest = share.largest
+        if largest is None:
+            # How large they are is not known yet: nothing but one to see, or one for each worker
+            # where nobody has set a limit that they might exceed.
+            largest = 1
+            limited = share.budget.total is not None and not share.budget.auto
+            if limited and share.in_flight:
+                return False
+            if share.budget.auto and self._seats[task.worker].items:
+                return False
+        if not share.take(largest):
+            return False
+        task.counted = largest
+        return True
+
+    def _count_anew(self, largest: int) -> None:
+        """Batches are larger than we thought: so may be those that are being made."""
+        for seat in self._seats:
+            for item in seat.items:
+                if isinstance(item, Task):
+                    self.share.became(item.counted, largest)
+                    item.counted = largest
+
+    def _uncount(self, task: Task) -> None:
+        self.share.give(task.counted)
+        task.counted = 0
+
+    def _hand(self, seat: _Seat, item: Task | Resumption) -> list[Action]:
+        seat.items.append(item)
+        if seat.alive:
+            return [Dispatch(seat.id, item)]
+        if isinstance(item, Resumption):
+            return []  # nobody is started for that alone
+        return self._restart(seat) if self.failure is None else []
+
+    def _hand_out(self) -> list[Action]:
+        actions: list[Action] = []
+        while self._waiting:
+            first = self._waiting[0]
+            if isinstance(first, Task):
+                if not self._fits(first):
+                    break
+                actions += self._hand(self._seats[first.worker], first)
+            else:
+                actions += self._hand(*first)
+            self._waiting.popleft()
+        return actions
 
     def _whose_turn(self) -> int | None:
         """torch's rule: the next worker in turn that can take a task."""
@@ -531,6 +639,8 @@ class Machine:
         self._tasks.pop(task.number, None)
         self._load[task.worker] -= 1
         self.draws_due += 1
+        self.share.give(self._unread)
+        self._unread, task.counted = task.counted, 0
         return Delivery(task, task.result)
 
     def _batch_ready(self, event: BatchReady) -> list[Action]:
@@ -540,11 +650,18 @@ class Machine:
         task = self._answered(seat)
         _agree(task, event.task)
         assert isinstance(task, Task)
+        share = self.share
+        record = share.largest is None or event.nbytes > share.largest
+        share.became(task.counted, event.nbytes)
+        task.counted = event.nbytes
+        if record:
+            self._count_anew(event.nbytes)
         self._finish(task, event.result)
         return []
 
     def _finish(self, task: Task, result: Any) -> None:
         if task.epoch != self.epoch:
+            self._uncount(task)
             return  # left over from an epoch the consumer broke off
         task.done = True
         task.result = result
@@ -571,13 +688,18 @@ class Machine:
         task = self._answered(seat)
         _agree(task, number)
         assert isinstance(task, Task)
+        self._uncount(task)
         self._close_replica(seat)
 
     def _close_replica(self, seat: _Seat) -> None:
         """The worker answers nothing more of what it was given for this epoch."""
         seat.exhausted = True
         while seat.items and isinstance(seat.items[0], Task):
-            seat.items.popleft()
+            dropped = seat.items.popleft()
+            assert isinstance(dropped, Task)
+            self._uncount(dropped)
+        if self._waiting:
+            self._waiting = deque(one for one in self._waiting if not _is_of(one, seat))
         if seat.epoch == self.epoch:
             seat.ended = True
             self.draws_due += 1
@@ -603,6 +725,8 @@ class Machine:
         return actions
 
     def _died(self, seat: _Seat, death: Death) -> list[Action]:
+        if seat.retiring:
+            return self._succeed(seat)
         was_ready, was_stalled = seat.ready, seat.condemned_at is not None
         seat.alive = seat.ready = False
         seat.condemned_at = seat.killed_at = None
@@ -629,6 +753,13 @@ class Machine:
             self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
             return []
         return [*first, *self._restart(seat)]
+
+    def _succeed(self, seat: _Seat) -> list[Action]:
+        """One that had grown too large is gone; what it left undone is its successor's."""
+        seat.alive = seat.ready = seat.retiring = False
+        seat.condemned_at = seat.killed_at = None
+        needed = seat.items or self.persistent or not (seat.ended or self._drained)
+        return self._restart(seat) if needed and self.failure is None else []
 
     def _judge(self, seat: _Seat, trial: Trial, death: Death) -> list[Action]:
         """A sample has ended its worker alone: guilty, unless that may have come from outside."""
@@ -679,6 +810,7 @@ class Machine:
                 return [Separate(head)]
             verdict = Poisoned(head, sample, tuple(seat.strikes), head.acquittals)
             self._answered(seat)
+            self._uncount(head)
             self._finish(head, verdict)
             if self.iterable:
                 seat.replica -= 1  # it was answered, and not made
@@ -708,3 +840,8 @@ def _agree(item: Item, number: int) -> None:
     """Also without assertions: batches that are mixed up must never be delivered."""
     if not isinstance(item, Task) or item.number != number:
         raise RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")
+
+
+def _is_of(item: Task | tuple[_Seat, Resumption], seat: _Seat) -> bool:
+    """Whether it is a task of the epoch this seat's replica is in."""
+    return isinstance(item, Task) and item.worker == seat.id and item.epoch == seat.epoch

@@ -40,7 +40,7 @@ from typing import Any
 
 from holdfast.engine import interrupts
 from holdfast.engine.lifeline import ARM, arm
-from holdfast.memory import codec
+from holdfast.memory import codec, threads
 
 __all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
 
@@ -507,7 +507,9 @@ def serve_spawned(
             size = _LENGTH.unpack_from(view, at)[0]
             start = at + _LENGTH.size
             spawn.prepare(pickle.loads(view[start : start + size]))
-            return codec.decode(view[start + size :], None)
+            blueprint = codec.decode(view[start + size :], None)
+            threads.limit()  # of the libraries that have just been loaded
+            return blueprint
         finally:
             del process._inheriting
             process.name = name

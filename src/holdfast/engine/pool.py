@@ -45,16 +45,22 @@ from holdfast.engine.exceptions import Failure
 from holdfast.engine.lifeline import Lifeline
 from holdfast.engine.nursery import Born, Died, NotBorn, Nursery, Payload, Report, Signalled
 from holdfast.engine.stats import Stats
+from holdfast.engine.warden import Warden
 from holdfast.engine.worker import (
     BATCH,
     ENDED,
     ERROR,
     HEAD,
+    MEMORY,
     NOTHING_LEFT,
+    POINT,
+    RAISED,
     READY,
     REFUSED,
     REPORT,
     RESUMED,
+    RETIRED,
+    SIZES,
     SURVIVED,
     Blueprint,
     Equipment,
@@ -63,8 +69,9 @@ from holdfast.engine.worker import (
 )
 from holdfast.errors import LoaderClosed
 from holdfast.memory import arena as arenas
-from holdfast.memory import codec
+from holdfast.memory import codec, threads
 from holdfast.memory.arena import Window
+from holdfast.memory.growth import Point
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
 from holdfast.samples.record import BadSample, digest_of_stack, name_of
@@ -174,6 +181,7 @@ class Pool:
         on_incident: Callable[[Incident], None],
         stats: Stats,
         logbook: Logbook | None = None,
+        worker_memory_limit: int | str | None = None,
     ) -> None:
         self.owner = os.getpid()
         self.machine = machine
@@ -197,6 +205,7 @@ class Pool:
         self._on_incident = on_incident
         method = "fork" if payload is None else "spawn"
         self._coroner = Coroner(method, machine.workers, logbook)
+        self._warden = Warden(machine.share, worker_memory_limit, machine.workers)
         self._explained: set[str] = set()
         self.lock = threading.RLock()
         self._awake_since = self._last_look = self._next_look = time.monotonic()
@@ -251,6 +260,8 @@ class Pool:
                         self._midway = False
                         return m.END  # and stays so, however often it is asked
                     self._check()
+                if machine.held_back:
+                    self._carry_out(machine.unpacked())
                 if machine.draws_due:
                     self._draw(draw)
                 taken: Any = machine.take()
@@ -267,6 +278,11 @@ class Pool:
                         stats.bytes += result.nbytes
                     elif isinstance(result, Reported):
                         self._count_reported(result)
+                    share = machine.share
+                    if share.peak > stats.most_in_flight_bytes:
+                        stats.most_in_flight_bytes = share.peak
+                    if share.largest and share.largest > stats.largest_batch_bytes:
+                        stats.largest_batch_bytes = share.largest
                     self._draw(draw)
                 else:
                     self.ended = taken is m.END
@@ -288,6 +304,13 @@ class Pool:
             f"this epoch is incomplete: the sampler ended with {error} in an earlier next(); "
             "iter(loader) begins a new one"
         )
+
+    def unpacked(self) -> None:
+        """The consumer has its batch: what it keeps is not in flight."""
+        actions = self.machine.unpacked()
+        if actions and not self.closing:
+            with self._undivided():
+                self._carry_out(actions)
 
     def _enter(self) -> None:
         """From here until `_midway` is False again nothing may be left half done.
@@ -416,7 +439,7 @@ class Pool:
 
     def held_bytes(self) -> int:
         """Bytes of batches that the consumer keeps."""
-        return sum(place.window.held_bytes for place in self._places)
+        return sum(place.window.kept_bytes for place in self._places)
 
     def close(self) -> None:
         """End the workers and let go of everything but the batches the consumer keeps."""
@@ -531,9 +554,10 @@ class Pool:
 
     def _longest_interval(self) -> float:
         """The watch looks at least this often."""
+        longest = min(LONGEST_WAIT, self._warden.interval())
         if self._stall_timeout is None:
-            return LONGEST_WAIT
-        return min(LONGEST_WAIT, max(0.05, self._stall_timeout / 10))
+            return longest
+        return min(longest, max(0.05, self._stall_timeout / 10))
 
     def check_owner(self) -> None:
         if os.getpid() != self.owner:
@@ -645,6 +669,14 @@ class Pool:
         elif kind == REPORT:
             place.reports = tuple(pickle.loads(message[1:]))
             return
+        elif kind == RAISED:
+            self._warden.raised(worker, *SIZES.unpack_from(message, 1))
+            return
+        elif kind == MEMORY:
+            self._warden.measured(worker, Point(*POINT.unpack_from(message, 1)))
+            return
+        elif kind == RETIRED:
+            event = m.WorkerRetired(worker, generation, place.busy_since)
         elif kind == SURVIVED:
             event = m.Survived(worker, generation)
         else:
@@ -656,7 +688,7 @@ class Pool:
             if kind == BATCH:
                 parcel = codec.receive(memoryview(message)[content:], place.window)
                 answer = Reported(parcel, reports) if reports else parcel
-                event = m.BatchReady(worker, generation, number, answer)
+                event = m.BatchReady(worker, generation, number, answer, parcel.nbytes)
             elif kind == ERROR:
                 failed = Failed(pickle.loads(message[content:]))
                 answer = Reported(failed, reports) if reports else failed
@@ -713,11 +745,25 @@ class Pool:
         self._drop_channel(worker)
         cause, name, exitcode = describe_status(status)
         place.exitcode = exitcode
+        if machine.retiring(worker) and errno is None:
+            self._succeed(worker)
+            return
         if machine.condemned(worker):
             cause = "stalled"
         elif errno is not None:
             cause = "start-failed"
         self._bury(worker, cause, name, exitcode, errno)
+
+    def _succeed(self, worker: int) -> None:
+        """A worker has gone because of its size: that is no incident."""
+        self._coroner.left(worker)
+        self.stats.recycled += 1
+        generation = self.machine.generation(worker)
+        actions = self.machine.handle(
+            m.WorkerDied(worker, generation, m.Death(at=time.monotonic()))
+        )
+        self._places[worker].pid = None if actions else self._places[worker].pid
+        self._carry_out(actions)
 
     def _bury(
         self,
@@ -747,7 +793,7 @@ class Pool:
         )
         before = machine.generation(worker)
         actions = machine.handle(m.WorkerDied(worker, before, death))
-        replaced = any(isinstance(one, m.Start) for one in actions)
+        replaced = any(isinstance(one, m.Start) and one.worker == worker for one in actions)
         if machine.failure is not None:
             action = "gave up"
         elif head is not None and isinstance(head.result, m.Poisoned):
@@ -760,7 +806,7 @@ class Pool:
         else:
             action = "replaced, nothing lost" if replaced else "none needed"
         self.stats.restarts += replaced
-        place.pid = None if actions else place.pid
+        place.pid = None if replaced else place.pid
         self._carry_out(actions)  # first the replacement; it need not wait for the autopsy
         incident = Incident(
             kind=cause,
@@ -782,6 +828,8 @@ class Pool:
         except Exception:  # the worker is replaced already; why it died is not worth the run
             log.exception("the examination of a death failed; the run goes on")
         self.obituaries.append(incident)
+        if incident.cause == "oom-killed":
+            self._warden.died_of_memory(death.at)
         # Why, and what to do, once for each cause: what happens again is a line.
         known = incident.cause in self._explained
         self._explained.add(incident.cause)
@@ -853,6 +901,7 @@ class Pool:
             self._awake_since = now
         self._last_look = now
         self._coroner.look(now)
+        self._mind_the_memory(now)
         wanted = self.machine.deadline()
         if wanted is not None and now >= wanted:
             self._carry_out(self.machine.handle(m.Ticked(now)))
@@ -875,6 +924,14 @@ class Pool:
             if now - silent_since > patience:
                 event = m.WorkerStalled(worker, self.machine.generation(worker), now)
                 self._carry_out(self.machine.handle(event))
+
+    def _mind_the_memory(self, now: float) -> None:
+        fattest = self._warden.look(now, self._coroner.pids)
+        if fattest is not None:
+            channel = self._places[fattest].channel
+            if channel is not None and self.machine.ready(fattest):
+                self._post(channel, pickle.dumps(("retire", 0, None, ()), 5))
+        self._carry_out(self.machine.relieved())
 
     # -- actions --------------------------------------------------------------------------
 
@@ -920,6 +977,9 @@ class Pool:
         else:
             message = pickle.dumps(("resume", 0, item.seed, released), 5)
         place.busy_since = time.monotonic()
+        self._post(channel, message)
+
+    def _post(self, channel: Channel, message: bytes) -> None:
         channel.post(message)
         if channel.pending:
             self._poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
@@ -944,6 +1004,7 @@ class Pool:
     def _start(self, action: m.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
         place.reports = ()  # of an answer that never came
+        self._warden.started(worker)
         self._boxes.clear(worker)
         random_state = None
         if action.answered:
@@ -964,6 +1025,7 @@ class Pool:
             epoch_state=place.epoch_state,
             resting_state=place.resting_state,
             dataset_state=place.dataset_state,
+            allowance=self._warden.allowance,
         )
         channel, theirs = pair()
         place.channel = channel
@@ -1000,6 +1062,7 @@ class Pool:
         """In the forked nursery."""
         for pool in {self, *_not_ours}:
             pool.disown()
+        threads.limit()
         blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:

@@ -17,3 +17,6 @@ class Stats:
     waits: int = 0
     restarts: int = 0
     epochs: int = 0
+    recycled: int = 0
+    largest_batch_bytes: int = 0
+    most_in_flight_bytes: int = 0

@@ -13,6 +13,7 @@ Everything that can go wrong in the user's code is an answer, not a death: the w
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import faulthandler
 import functools
 import gc
@@ -44,6 +45,8 @@ from holdfast.engine.pickling import find_unpicklable
 from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
+from holdfast.memory.housekeeping import Housekeeper
+from holdfast.memory.ladder import Allowance
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import Brief
 
@@ -53,7 +56,12 @@ __all__ = ["Blueprint", "Equipment", "Setup", "run"]
 READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X"
 REPORT, NOTHING_LEFT, SURVIVED = b"P", b"N", b"T"  # of bad samples; with a policy for them only
 
+RETIRED, RAISED = b"L", b"G"  # of its size: it goes; it is above its limit from the start
+MEMORY = b"M"  # how large it is now
+
 HEAD = struct.Struct("<qI")  # of answers to items: task, size of the dataset's state
+SIZES = struct.Struct("<qq")  # private bytes, and how many are allowed
+POINT = struct.Struct("<dqqqqqq")  # the fields of a `Point`
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -96,6 +104,7 @@ class Setup:
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
     resting_state: bytes | None  # of a dataset with state_dict, before that epoch
     dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
+    allowance: Allowance
 
 
 @dataclass(frozen=True)
@@ -111,12 +120,14 @@ class Equipment:
 
 def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Blueprint]) -> None:
     """The life of a worker. Returns when it is to exit with status 0."""
+    gc.freeze()  # what is inherited: a collection would look at, and so copy, all of it
     _die_with(equipment.parent)
     arm(equipment.lifeline)
     channel = Channel(socket.socket(fileno=equipment.channel))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prefer_for_oom()
+    keeper = Housekeeper(setup.allowance)
     faults = Faults(
         fault_points.parse(os.environ.get(fault_points.VARIABLE, "")),
         setup.worker,
@@ -137,7 +148,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         return
     arena = Arena(equipment.arena, setup.held)
     try:
-        _Worker(setup, blueprint, channel, recorder, arena, faults).work()
+        _Worker(setup, blueprint, channel, recorder, arena, faults, keeper).work()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has closed the channel: it wants nothing more
     channel.close()
@@ -156,8 +167,12 @@ class _Worker:
         recorder: Recorder,
         arena: Arena,
         faults: Faults,
+        keeper: Housekeeper,
     ) -> None:
         self.setup = setup
+        self.keeper = keeper
+        self.fresh = True  # has made no batch yet
+        self.retired = False
         self.blueprint = blueprint
         self.dataset = blueprint.dataset
         self.channel = channel
@@ -184,10 +199,12 @@ class _Worker:
             self._take_up()
         except BaseException as error:
             self.broken = describe(error, position=None, step="start-up")
-        gc.freeze()
+        self.keeper.begin()
         if self.faults:
             self.faults.strike("before-ready")
         self.recorder.note(-1, -1, IDLE)
+        if self.keeper.raised:
+            self.channel.send(RAISED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
         self.channel.send(READY)
         if self.faults:
             self.faults.strike("after-ready")
@@ -206,10 +223,30 @@ class _Worker:
                 self._do_trial(number, *content)
             elif kind == "resume":
                 self._do_resume(content)
+            elif kind == "retire":
+                self._retire()
+                return
             else:
                 return
+            if self.retired:
+                return
             self.arena.trim()
+            if not self.keeper.after_batch():
+                self._retire()
+                return
+            if self.keeper.measured:
+                self._tell_sizes()
             self.recorder.note(-1, -1, IDLE)
+
+    def _tell_sizes(self) -> None:
+        point = self.keeper.point(self.arena.reserved)
+        self.channel.send(MEMORY + POINT.pack(*dataclasses.astuple(point)))
+
+    def _retire(self) -> None:
+        """The last word: all that was answered counts, all else is for a fresh process."""
+        self.retired = True
+        self._tell_sizes()
+        self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
 
     # -- becoming torch's worker ----------------------------------------------------------
 
@@ -273,6 +310,7 @@ class _Worker:
             arena=self.arena,
             faults=self.faults,
         )
+        self.fetcher.tidy = self.keeper.between_samples
         if isinstance(self.fetcher, IterableFetcher) and state is not None:
             if state["iterator"] is not None:
                 self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
@@ -343,8 +381,15 @@ class _Worker:
             else:
                 self._fail(number, stop)
         except BaseException as error:
-            self._fail(number, error)
+            if self._lacked_memory(error):
+                self._retire()
+            else:
+                self._fail(number, error)
         else:
+            if self._lacked_memory(None):
+                self._retire()
+                return
+            self.fresh = False
             if batch is DROPPED:
                 self._answer(NOTHING_LEFT, number, b"")
                 return
@@ -352,6 +397,20 @@ class _Worker:
             del batch  # or its part of the arena would stay in use on this side
             if frame is not None:
                 self._answer(BATCH, number, frame)
+
+    def _lacked_memory(self, error: BaseException | None) -> bool:
+        """Whether a sample failed for lack of memory that others may have used up before it.
+
+        Then a fresh process makes this batch again. If it fails there too it is the sample's own.
+        """
+        if self.fresh or not self.keeper.limits_allocations:
+            return False
+        if error is not None:
+            return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        fetcher = self.fetcher
+        if not isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher)):
+            return False
+        return any("MemoryError" in bad.error for bad in fetcher.reports)
 
     def _do_trial(self, number: int, index: Any, brief: Brief | None, code: int) -> None:
         """Load one sample by itself. It is no answer to a batch: the random state stays."""

@@ -537,6 +537,12 @@ class Window:
         return self.released.nbytes
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of what the user has been given and still has."""
+        leases = list(self.released.leases.values())
+        return sum(ref.nbytes for ref in leases if ref.delivered and ref() is not None)
+
+    @property
     def closed(self) -> bool:
         return self._map is None
 

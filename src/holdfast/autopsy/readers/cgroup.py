@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from holdfast.autopsy.readers import HERE, Roots, is_folder, number, text
 
-__all__ = ["Confinement", "Group", "confinement", "groups", "kills", "kills_of"]
+__all__ = ["Confinement", "Group", "Room", "confinement", "groups", "kills", "kills_of", "rooms"]
 
 _UNLIMITED = 1 << 60  # v1 writes a number near 2**63 for "no limit"
 
@@ -39,6 +39,14 @@ class Confinement:
     pids_current: int | None = None
     pids_refused: int | None = None  # how often a fork was refused, since the group exists
     cpus: float | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """A memory limit, and what is used of it; files that the kernel would drop are not."""
+
+    limit: int
+    used: int
 
 
 def groups(pid: int | str, controller: str, roots: Roots = HERE) -> tuple[Group, ...]:
@@ -103,6 +111,23 @@ def confinement(pid: int | str, roots: Roots = HERE) -> Confinement:
         pids_refused=tasks[2],
         cpus=_quota(groups(pid, "cpu", roots)),
     )
+
+
+def rooms(pid: int | str, roots: Roots = HERE) -> list[Room]:
+    """All memory limits that hold for a process. The tightest is that with the least room, which
+    may be any of them: a group further up is shared with others."""
+    found = []
+    for group in groups(pid, "memory", roots):
+        v1 = group.version == 1
+        limit = number(group.path / ("memory.limit_in_bytes" if v1 else "memory.max"))
+        used = number(group.path / ("memory.usage_in_bytes" if v1 else "memory.current"))
+        if limit is None or limit >= _UNLIMITED or used is None:
+            continue
+        for kind in ("active", "inactive"):
+            name = f"total_{kind}_file" if v1 else f"{kind}_file"
+            used -= _field(group.path / "memory.stat", name) or 0
+        found.append(Room(limit, max(0, used)))
+    return found
 
 
 def _tasks(chain: tuple[Group, ...]) -> tuple[int | None, int | None, int | None]:

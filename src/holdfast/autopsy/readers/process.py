@@ -19,6 +19,7 @@ __all__ = [
     "Meminfo",
     "Size",
     "activity",
+    "data",
     "descriptors",
     "in_first_namespace",
     "is_dead",
@@ -26,6 +27,7 @@ __all__ = [
     "machine_kills",
     "meminfo",
     "pending_signals",
+    "rollup",
     "setting",
     "size",
     "threads",
@@ -97,6 +99,23 @@ def size(pid: int | str, roots: Roots = HERE) -> Size | None:
     if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]) or fields[0] == "0":
         return None
     return Size(int(fields[1]) * _PAGE, int(fields[2]) * _PAGE)
+
+
+def data(pid: int | str, roots: Roots = HERE) -> int | None:
+    """VmData, which RLIMIT_DATA limits: all private memory that can be written."""
+    match = re.search(r"^VmData:\s+(\d+) kB$", _status(pid, roots), re.MULTILINE)
+    return int(match[1]) << 10 if match else None
+
+
+def rollup(pid: int | str, roots: Roots = HERE) -> dict[str, int] | None:
+    """A process's memory by who else has it, in bytes. The kernel walks all its pages for it."""
+    written = text(roots.proc / str(pid) / "smaps_rollup")
+    if not written:
+        return None
+    return {
+        name: int(value) << 10
+        for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", written, re.MULTILINE)
+    }
 
 
 def meminfo(roots: Roots = HERE) -> Meminfo | None:

@@ -1,0 +1,166 @@
+"""Who minds the memory of a pool, from the main process.
+
+It reads what is left, lets `Pressure` say how bad that is, and draws the consequences: a narrower
+share of the budget, and a worker to be replaced. Everything it decides with is pure; it only reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.autopsy.machine import in_words
+from holdfast.autopsy.readers import HERE, Roots
+from holdfast.memory import gauge
+from holdfast.memory.budget import Share
+from holdfast.memory.growth import Kind, Point, classify, in_a_line
+from holdfast.memory.ladder import Allowance, allowance
+from holdfast.memory.pressure import Level, Pressure
+
+__all__ = ["Warden"]
+
+log = logging.getLogger("holdfast")
+
+RECYCLE_EVERY = 1.0  # seconds: what one frees has to show first
+WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them
+REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
+RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
+
+
+@dataclass
+class _Told:
+    oom_group: bool = False
+    raised: bool = False
+
+
+_told = _Told()  # once for each process
+
+
+class Warden:
+    """One for each pool."""
+
+    def __init__(
+        self,
+        share: Share,
+        limit: int | str | None,
+        workers: int,
+        roots: Roots = HERE,
+    ) -> None:
+        self.share = share
+        self.roots = roots
+        self.ranks = gauge.ranks()
+        reading = gauge.read(roots)
+        self.reading = reading
+        self.pressure = Pressure(oom_group=reading.oom_group)
+        self._minds = limit is not None or share.budget.total is not None or share.budget.auto
+        self._next_look = 0.0
+        self._next_recycling = 0.0
+        self._distance = RECYCLE_EVERY
+        self._shrunk_at = 0.0
+        share.budget.adapt(reading.free, self.ranks)
+        self.allowance: Allowance = allowance(
+            limit,
+            free=reading.free,
+            confined=reading.confined,
+            workers=workers,
+            ranks=self.ranks,
+        )
+        self._may_recycle = limit is not None
+        self._workers = workers
+        self._points: dict[int, list[Point]] = {}
+        self._named: set[Kind] = set()
+        if reading.oom_group and not _told.oom_group:
+            _told.oom_group = True
+            log.warning(
+                "memory.oom.group is set here (as Kubernetes does): if memory runs out the kernel "
+                "kills the trainer together with its workers, and nothing can be saved. holdfast "
+                "therefore keeps further away from the limit of %s. To let workers be killed "
+                "alone: singleProcessOOMKill in the kubelet's configuration (Kubernetes 1.32).",
+                in_words(reading.limit or 0),
+            )
+
+    def interval(self) -> float:
+        """The longest time between two looks."""
+        return self.pressure.interval(self.reading.fill) if self._minds else 5.0
+
+    def look(self, now: float, pids: Mapping[int, int]) -> int | None:
+        """Note how much is left and narrow or widen our share; which worker to replace, if any."""
+        if not self._minds or now < self._next_look:
+            return None
+        reading = self.reading = gauge.read(self.roots)
+        self._next_look = now + self.pressure.interval(reading.fill)
+        budget = self.share.budget
+        if budget.shrunk and now - self._shrunk_at > RECOVER_AFTER:
+            self._shrunk_at = now
+            budget.recover()
+        level = self.pressure.observe(reading.fill, now)
+        if level is Level.CALM:
+            budget.adapt(reading.free, self.ranks)
+        free = None if reading.free is None else reading.free // self.ranks
+        self.share.cap = self.pressure.cap(free)
+        self.share.alone = self.pressure.careful(now)
+        if level < Level.RECYCLE:
+            self._distance = RECYCLE_EVERY
+            return None
+        if not self._may_recycle or now < self._next_recycling:
+            return None
+        # If it is the trainer that needs the memory, fresh workers do not help: ever less often.
+        self._next_recycling = now + self._distance
+        self._distance = min(2 * self._distance, 300.0)
+        return self._fattest(pids)
+
+    def _fattest(self, pids: Mapping[int, int]) -> int | None:
+        sizes = {worker: gauge.private(pid, self.roots) or 0 for worker, pid in pids.items()}
+        fattest = max(sizes, key=lambda worker: sizes[worker], default=None)
+        if fattest is None or sizes[fattest] < WORTH_IT:
+            return None
+        log.info(
+            "memory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
+            100 * self.reading.fill, fattest, in_words(sizes[fattest]),
+        )  # fmt: skip
+        return fattest
+
+    def started(self, worker: int) -> None:
+        """A fresh process is in this worker's place."""
+        self._points.pop(worker, None)
+
+    def measured(self, worker: int, point: Point) -> None:
+        """A worker has said how large it is; if it grows and that matters, say so, once."""
+        points = self._points.setdefault(worker, [])
+        points.append(point)
+        if len(points) > REMEMBERED:
+            del points[1::2]  # the first and the last stay
+        growth = classify(points)
+        if growth is None or growth.kind in self._named:
+            return
+        line = in_a_line(
+            growth,
+            worker,
+            workers=self._workers,
+            free=self.reading.free,
+            bounded=self.allowance.private is not None,
+        )
+        if line is not None:
+            self._named.add(growth.kind)
+            log.warning("%s", line)
+
+    def died_of_memory(self, now: float) -> None:
+        """Come back smaller."""
+        self.pressure.somebody_died(now)
+        self.share.alone = True
+        self.share.budget.shrink()
+        self._shrunk_at = now
+        self._next_look = now
+
+    def raised(self, worker: int, private: int, limit: int) -> None:
+        """A worker was over its limit before its first batch."""
+        if _told.raised:
+            return
+        _told.raised = True
+        log.warning(
+            "worker %d has %s of its own before its first batch, more than worker_memory_limit "
+            "allows; a fresh one would have as much, so it may grow to %s. Most often that is the "
+            "dataset itself, copied into each worker by spawn or forkserver.",
+            worker, in_words(private), in_words(limit),
+        )  # fmt: skip

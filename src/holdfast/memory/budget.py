@@ -1,0 +1,150 @@
+"""How many bytes of batches may be in flight, over all loaders of this process.
+
+In flight is what has been ordered and not yet handed over: being made (counted as large as the
+largest batch of its loader so far), arrived, and given to the consumer but not unpacked. What the
+consumer keeps is the consumer's: it is shown, and never waited for, or whoever keeps everything
+would stop the loader.
+
+One batch always passes if its loader has nothing else in flight, however large it is and whatever
+the others do. So a budget that is too small makes things slow and never stops them.
+
+A `Budget` does arithmetic and nothing else; what the machine has left comes from `gauge`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final
+
+__all__ = ["AUTO_SHARE", "Budget", "Share", "for_all", "in_bytes"]
+
+AUTO_SHARE: Final = 0.3
+"""The part of the free memory that batches in flight may take. The arenas keep up to twice what
+they had in use, and workers and trainer grow too."""
+SMALLEST: Final = 16 << 20
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": 1 << 10,
+    "m": 10**6, "mb": 10**6, "mib": 1 << 20,
+    "g": 10**9, "gb": 10**9, "gib": 1 << 30,
+    "t": 10**12, "tb": 10**12, "tib": 1 << 40,
+}  # fmt: skip
+
+
+def in_bytes(words: str) -> int | None:
+    """``"2GiB"`` or ``"500 MB"`` as a number of bytes; None if it is no such thing."""
+    text = words.strip().lower()
+    digits = text.rstrip("bkmgti ")
+    unit = text[len(digits) :].strip()
+    if unit not in _UNITS or not digits.replace(".", "", 1).isdigit():
+        return None
+    return int(float(digits) * _UNITS[unit])
+
+
+class Budget:
+    """What may be in flight, and the shares of those who have something in flight."""
+
+    def __init__(self, total: int | None, *, auto: bool = False) -> None:
+        self.total = total
+        self.auto = auto
+        self.shrunk = 0  # how often a death by memory has halved it
+        self._shares: tuple[Share, ...] = ()
+        self._lock = threading.Lock()
+
+    @property
+    def limit(self) -> int | None:
+        """What may be in flight now."""
+        return None if self.total is None else max(1, self.total >> self.shrunk)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(share.in_flight for share in self._shares)
+
+    def adapt(self, free: int | None, ranks: int) -> None:
+        """Follow what the machine has left; only for a budget nobody has given a number."""
+        if self.auto and free is not None:
+            ours = max(0, free) / max(1, ranks) + self.in_flight
+            self.total = max(SMALLEST, int(ours * AUTO_SHARE))
+
+    def shrink(self) -> None:
+        """Somebody died of memory: come back smaller."""
+        self.shrunk = min(self.shrunk + 1, 6)
+
+    def recover(self) -> None:
+        """It has gone well for a while: allow more again, one step at a time."""
+        self.shrunk = max(0, self.shrunk - 1)
+
+    def join(self, share: Share) -> None:
+        with self._lock:
+            self._shares = (*self._shares, share)
+
+    def leave(self, share: Share) -> None:
+        with self._lock:
+            self._shares = tuple(one for one in self._shares if one is not share)
+
+    def take(self, share: Share, nbytes: int) -> bool:
+        """Count `nbytes` for this share, if they fit."""
+        with self._lock:
+            limit = self.limit
+            if share.in_flight and limit is not None:
+                if share.cap is not None:
+                    limit = min(limit, share.cap)
+                if share.alone or self.in_flight + nbytes > limit:
+                    return False
+            share.in_flight += nbytes
+        return True
+
+
+class Share:
+    """What one pool has in flight. Sizes are remembered by the loader, over all its epochs."""
+
+    def __init__(self, budget: Budget | None = None, largest: int | None = None) -> None:
+        self.budget = Budget(None) if budget is None else budget
+        self.in_flight = 0
+        self.peak = 0
+        self.largest = largest  # the largest batch seen; None before the first
+        self.cap: int | None = None  # under pressure: less than the budget
+        self.alone = False  # after a death by memory: one batch at a time
+        self.budget.join(self)
+
+    def take(self, nbytes: int) -> bool:
+        taken = self.budget.take(self, nbytes)
+        if taken and self.in_flight > self.peak:
+            self.peak = self.in_flight
+        return taken
+
+    def became(self, before: int, nbytes: int) -> None:
+        """What was counted as `before` turned out to be `nbytes`."""
+        self.in_flight += nbytes - before
+        if self.in_flight > self.peak:
+            self.peak = self.in_flight
+        if self.largest is None or nbytes > self.largest:
+            self.largest = nbytes
+
+    def give(self, nbytes: int) -> None:
+        self.in_flight -= nbytes
+
+    def close(self) -> None:
+        self.in_flight = 0
+        self.budget.leave(self)
+
+
+_for_all: Budget | None = None
+
+
+def for_all() -> Budget:
+    """The budget that all loaders of this process share unless they are given their own."""
+    global _for_all
+    if _for_all is None:
+        _for_all = Budget(None, auto=True)
+    return _for_all
+
+
+def _in_child() -> None:
+    global _for_all
+    _for_all = None  # our parent's loaders have nothing in flight here
+
+
+os.register_at_fork(after_in_child=_in_child)

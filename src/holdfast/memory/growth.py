@@ -1,0 +1,152 @@
+"""What kind of growth it is: a pure judgement on a worker's sizes over the batches it has made.
+
+Four things look alike from outside (``top`` shows a process that gets larger) and want different
+remedies:
+
+- *copy-on-write*: it copies what it inherited, by touching it. Its private memory grows and its
+  resident memory does not, because inherited pages were counted there from the start.
+- *leak*: it grows with every batch, without end. If Python's own blocks grow along, something in
+  Python holds on to what was made; if they do not, native code does.
+- *cache*: it grows less and less: something is kept that is needed again.
+- *allocator*: it shrinks when free memory is returned to the system.
+- *prefetch*: it is not the process that grows but our own arena: batches in flight, or kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from holdfast.autopsy.machine import in_words
+
+__all__ = ["Growth", "Kind", "Point", "classify", "in_a_line"]
+
+Kind = Literal["copy-on-write", "python-leak", "native-leak", "cache", "allocator", "prefetch"]
+
+ENOUGH: Final = 24 << 20  # bytes of growth that are worth a word
+FADING: Final = 0.35  # of its first speed: it levels off
+HALF_A_DAY: Final = 12 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A worker's sizes in bytes after so many batches."""
+
+    at: float
+    batches: int
+    anonymous: int  # grown since birth; inherited pages that are copied do not show here
+    private: int  # without files and memory files; copied pages included
+    trimmed: int  # returned to the system so far, by trimming
+    blocks: int  # of Python's allocator: a count, not bytes
+    arena: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    kind: Kind
+    total: int
+    per_batch: float
+    per_second: float
+
+
+def classify(points: Sequence[Point]) -> Growth | None:
+    """The growth from the first point to the last; None if there is none to speak of."""
+    if len(points) < 2:
+        return None
+    first, last = points[0], points[-1]
+    batches, seconds = last.batches - first.batches, last.at - first.at
+    if batches <= 0 or seconds <= 0:
+        return None
+
+    def growth(kind: Kind, total: int) -> Growth:
+        return Growth(kind, total, total / batches, total / seconds)
+
+    private, arena = last.private - first.private, last.arena - first.arena
+    if arena >= ENOUGH and arena > private:
+        return growth("prefetch", arena)
+    trimmed = last.trimmed - first.trimmed
+    if trimmed >= ENOUGH and trimmed >= private:
+        return growth("allocator", max(private, trimmed))
+    if private < ENOUGH:
+        return None
+    if last.anonymous - first.anonymous < private // 4:
+        return growth("copy-on-write", private)
+    if _levels_off(points):
+        return growth("cache", private)
+    # A leak of Python's leaves at least an object for each batch.
+    return growth(
+        "python-leak" if last.blocks - first.blocks >= batches else "native-leak", private
+    )
+
+
+def _levels_off(points: Sequence[Point]) -> bool:
+    """Whether the second half of the batches has added much less than the first."""
+    if len(points) < 4:
+        return False
+    first, last = points[0], points[-1]
+    middle = min(points, key=lambda one: abs(2 * one.batches - first.batches - last.batches))
+    if middle is first or middle is last:
+        return False
+    before = (middle.private - first.private) / (middle.batches - first.batches)
+    after = (last.private - middle.private) / (last.batches - middle.batches)
+    return after < FADING * before
+
+
+_MEANS: Final[dict[Kind, tuple[str, str]]] = {
+    "copy-on-write": (
+        "it copies the dataset's Python objects by reading them (copy-on-write)",
+        "keep large lists and dicts in one buffer: holdfast explain cow-growth",
+    ),
+    "python-leak": (
+        "Python objects pile up (a leak: something holds on to what each sample makes)",
+        "find the line: holdfast leaks YOUR.MODULE:DATASET",
+    ),
+    "native-leak": (
+        "memory outside Python piles up (a leak in native code, such as a decoder)",
+        "see which library: holdfast leaks YOUR.MODULE:DATASET; until then worker_memory_limit "
+        "bounds it",
+    ),
+    "cache": (
+        "it keeps things, ever fewer new ones (a cache that fills)",
+        "each worker fills its own; if that is too much, bound the cache",
+    ),
+    "allocator": (
+        "the allocator keeps what was freed (it shrinks when trimmed)",
+        "start Python with MALLOC_ARENA_MAX=2 and MALLOC_TRIM_THRESHOLD_=65536",
+    ),
+    "prefetch": (
+        "its batches in flight, and those you keep, take more and more",
+        "keep fewer batches, or lower prefetch_factor or memory_budget",
+    ),
+}
+
+
+def in_a_line(
+    growth: Growth, worker: int, *, workers: int, free: int | None, bounded: bool
+) -> str | None:
+    """What to say of it; None if it does not matter: it ends by itself, or half a day away.
+
+    `bounded` if workers that grow too large are replaced anyway.
+    """
+    meaning, remedy = _MEANS[growth.kind]
+    left = None
+    if free is not None and growth.per_second > 0:
+        left = free / (growth.per_second * workers)
+    if growth.kind in ("cache", "allocator") and (left is None or left > 600):
+        return None
+    if left is None or left > HALF_A_DAY:
+        return None
+    end = f"at this rate memory ends in {_duration(left)}"
+    if bounded:
+        end += " (workers are replaced before that)"
+    return (
+        f"worker {worker} grows {in_words(round(growth.per_batch))} per batch, "
+        f"{in_words(growth.total)} so far: {meaning}; {end}. To do: {remedy}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"

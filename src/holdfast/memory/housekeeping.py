@@ -1,0 +1,195 @@
+"""Keeping a worker's memory small, from the inside.
+
+Garbage. Python collects cycles by the number of objects: a cycle that holds an array of 20 MB is
+one object, so a worker that makes such cycles grows by gigabytes before anything happens. A full
+``gc.collect()`` for every sample mends that and costs up to 100 ms each, most of it for looking at
+torch's modules. Here everything that was there at the start is frozen, and what is young is
+collected when the process has *grown* by so many bytes. A collection that did not help doubles the
+step until the next one.
+
+The allocator. What is free but was not returned to the system is returned when the process has
+grown and collecting did not help; again at growing distances if that does not help either.
+
+What it measures: anonymous memory now, less what was there at birth. Pages inherited by fork are
+counted as its own by the kernel's quick figures, and are not; those it has copied since by touching
+them show only in ``smaps_rollup``, which is read rarely because it walks all pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import sys
+import time
+from typing import Final
+
+from holdfast.autopsy.readers import HERE, process
+from holdfast.memory import gauge
+from holdfast.memory.growth import Point
+from holdfast.memory.ladder import Allowance, Ladder, Rung
+
+__all__ = ["Garbage", "Housekeeper", "trim"]
+
+STEP: Final = 32 << 20  # growth after which young garbage is collected
+LARGEST_STEP: Final = 1 << 30
+QUICK: Final = 0.004  # seconds between two looks at the size while a batch is made
+OFTEN: Final = 0.01  # and between two looks at the limit
+SELDOM: Final = 10.0  # and between two walks through all pages; 100 times what one costs at least
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_libc = ctypes.CDLL(None)
+
+
+def trim() -> None:
+    """Return what the allocator keeps. Only glibc can."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
+
+
+class Garbage:
+    """When to collect what: pure, but for whoever carries it out."""
+
+    def __init__(self, size: int) -> None:
+        self.floor = size
+        self.step = STEP
+
+    def due(self, size: int) -> bool:
+        if size < self.floor:
+            self.floor = size
+        return size - self.floor >= self.step
+
+    def collected(self, before: int, after: int) -> bool:
+        """Whether it helped; if not, the next one is further away."""
+        helped = before - after >= (before - self.floor) // 4
+        self.step = STEP if helped else min(2 * self.step, LARGEST_STEP)
+        self.floor = after
+        return helped
+
+
+class Housekeeper:
+    """Made with the worker's first instruction; asked between samples and after batches."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._birth = self._anonymous()
+        self._trimmed = 0
+        self._measured = True  # nobody has asked for the last measurement yet
+        self._batches = 0
+        self._copied = 0  # inherited pages that it has made its own by touching them
+        self._walk_at = time.monotonic() + SELDOM
+        self._quick_at = self._often_at = 0.0
+        self._garbage = Garbage(self._birth)
+        self._ladder: Ladder | None = None
+        self.limits_allocations = False
+
+    def close(self) -> None:
+        os.close(self._statm)
+
+    @property
+    def limit(self) -> int | None:
+        return None if self._ladder is None else self._ladder.limit
+
+    @property
+    def raised(self) -> bool:
+        """Whether it was over the limit before its first batch."""
+        return self._ladder is not None and self._ladder.raised
+
+    def private(self) -> int:
+        return max(0, self._anonymous() - self._birth) + self._copied
+
+    def point(self, arena: int) -> Point:
+        """How it is now, for whoever compares it with other moments."""
+        self._measured = False
+        return Point(
+            time.monotonic(),
+            self._batches,
+            max(0, self._anonymous() - self._birth),
+            self.private(),
+            self._trimmed,
+            sys.getallocatedblocks(),
+            arena,
+        )
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a new measurement, all pages walked through."""
+        return self._measured
+
+    def begin(self) -> None:
+        """All is loaded: what is there now stays, and is not looked at again."""
+        gc.collect()
+        gc.freeze()
+        size = self._anonymous()
+        self._garbage = Garbage(size)
+        if self.allowance.private is not None:
+            self._ladder = Ladder(self.allowance.private, self.private())
+        self._limit_data()
+
+    def _limit_data(self) -> None:
+        """Let one allocation that is far too large fail, where it is asked for."""
+        data = process.data("self", HERE)
+        if self.allowance.beyond is None or self._ladder is None or data is None:
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = data + max(0, self._ladder.limit - self.private()) + self.allowance.beyond
+        self.limits_allocations = True
+        for bound in (soft, hard):
+            if bound != resource.RLIM_INFINITY:
+                wanted = min(wanted, bound)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+    def between_samples(self) -> None:
+        now = time.monotonic()
+        if now >= self._quick_at:
+            self._quick_at = now + QUICK
+            self._collect_if_grown()
+
+    def _collect_if_grown(self) -> None:
+        before = self._anonymous()
+        if not self._garbage.due(before):
+            return
+        gc.collect(1)
+        after = self._anonymous()
+        if not self._garbage.collected(before, after) and self._garbage.step > 2 * STEP:
+            self._clean()
+            self._garbage.collected(before, self._anonymous())
+
+    def _clean(self) -> None:
+        gc.collect()
+        before = self._anonymous()
+        trim()
+        self._trimmed += max(0, before - self._anonymous())
+
+    def after_batch(self) -> bool:
+        """Whether this worker may take another task; if not, it should go."""
+        self._batches += 1
+        now = time.monotonic()
+        if now < self._often_at:
+            return True
+        self._often_at = now + OFTEN
+        self._collect_if_grown()
+        if now >= self._walk_at:
+            self._walk()
+        if self._ladder is None:
+            return True
+        rung = self._ladder.climb(self.private())
+        if rung is Rung.NOTHING:
+            return True
+        self._clean()
+        if rung is Rung.GO:
+            return self.private() < self._ladder.limit
+        return True
+
+    def _walk(self) -> None:
+        began = time.monotonic()
+        exact = gauge.private("self")
+        if exact is not None:
+            self._copied = max(0, exact - max(0, self._anonymous() - self._birth))
+        self._measured = True
+        self._walk_at = began + max(SELDOM, 100 * (time.monotonic() - began))
+
+    def _anonymous(self) -> int:
+        fields = os.pread(self._statm, 128, 0).split()
+        return (int(fields[1]) - int(fields[2])) * _PAGE

@@ -1,0 +1,80 @@
+"""How large a worker may grow, and what it does on the way there.
+
+Above 70 % of its limit it collects garbage and gives free memory back; above 85 % it does so before
+it takes another task; above the limit it goes, and a fresh process takes its place. Each rung is
+climbed once: what did not help is tried again only when it has grown by another tenth, or has been
+down in between. A worker whose memory is simply in use must not spend its time collecting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = ["Allowance", "Ladder", "Rung", "allowance"]
+
+TIDY: Final = 0.70
+CLEAN: Final = 0.85
+BACK: Final = 0.60  # below this all is forgotten
+STEP: Final = 0.10
+WORKERS_SHARE: Final = 0.5
+"""The part of the free memory that all workers of a loader together may grow by."""
+SMALLEST: Final = 64 << 20
+
+
+class Rung(Enum):
+    """What to do now."""
+
+    NOTHING = "nothing"
+    TIDY = "tidy"
+    CLEAN = "clean"
+    GO = "go"
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What one worker is told."""
+
+    private: int | None  # bytes of its own after which it is replaced
+    beyond: int | None = None  # bytes more, at which an allocation fails; None for never
+
+
+def allowance(
+    given: int | str | None, *, free: int | None, confined: bool, workers: int, ranks: int
+) -> Allowance:
+    """From the option and what is free. In a group with a limit even "auto" stops a sample that
+    asks for more than there is: the kernel would kill for it. On a whole machine it does not,
+    because mappings of large files count too, and the kernel refuses what is absurd by itself."""
+    if given is None:
+        return Allowance(None)
+    if isinstance(given, int):
+        return Allowance(given, max(SMALLEST, given // 4))
+    if free is None:
+        return Allowance(None)
+    private = max(SMALLEST, int(free / ranks * WORKERS_SHARE / max(1, workers)))
+    return Allowance(private, max(free - private, 4 * SMALLEST) if confined else None)
+
+
+class Ladder:
+    """Private bytes in, what to do out."""
+
+    def __init__(self, limit: int, start: int = 0) -> None:
+        """`start`: what it had before its first batch. Over the limit already, a successor would
+        be no better: then it may grow by half the limit."""
+        self.limit = limit
+        self.raised = start >= limit
+        if self.raised:
+            self.limit = start + max(limit // 2, SMALLEST)
+        self._tried = 0.0
+
+    def climb(self, private: int) -> Rung:
+        level = private / self.limit
+        if level >= 1:
+            return Rung.GO
+        if level < BACK:
+            self._tried = 0.0
+        if level < TIDY or level < self._tried + STEP:
+            return Rung.NOTHING
+        self._tried = level
+        return Rung.CLEAN if level >= CLEAN else Rung.TIDY

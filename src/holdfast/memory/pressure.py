@@ -1,0 +1,77 @@
+"""How near the end of memory is, as a level that rises at once and falls slowly.
+
+Stall information of the kernel does not announce the end of a group without swap; use against the
+limit does. So that is what is looked at, the more often the less is left.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["CAPS", "Level", "Pressure"]
+
+
+class Level(IntEnum):
+    CALM = 0
+    LESS = 1  # a quarter of what is left may be in flight
+    LITTLE = 2  # a sixteenth
+    RECYCLE = 3  # and the fattest worker is replaced
+
+
+CAPS: Final = {Level.LESS: 4, Level.LITTLE: 16, Level.RECYCLE: 16}
+"""By what the free memory is divided: small batches need not be fewer, they would free nothing."""
+
+
+THRESHOLDS: Final = (0.80, 0.88, 0.93)
+FURTHER_AWAY: Final = 0.10  # where one kill takes everybody
+BACK: Final = 0.05  # below a threshold, before a level is left
+SLOWLY: Final = 5.0  # seconds for each level on the way down
+AFTER_A_DEATH: Final = 30.0  # seconds of one batch at a time
+
+
+class Pressure:
+    """Fill levels and times in, a level out."""
+
+    def __init__(self, *, oom_group: bool = False) -> None:
+        away = FURTHER_AWAY if oom_group else 0.0
+        self.thresholds = tuple(one - away for one in THRESHOLDS)
+        self.level = Level.CALM
+        self._since = 0.0
+        self._careful_until = 0.0
+
+    def observe(self, fill: float, now: float) -> Level:
+        """`fill`: the part of memory in use."""
+        reached = sum(fill >= one for one in self.thresholds)
+        if reached >= self.level:
+            if reached > self.level:
+                self.level = Level(reached)
+            self._since = now
+        elif fill >= self.thresholds[self.level - 1] - BACK:
+            self._since = now
+        elif now - self._since >= SLOWLY:
+            self.level = Level(self.level - 1)
+            self._since = now
+        return self.level
+
+    def cap(self, free: int | None) -> int | None:
+        """How many bytes may be in flight at this level; None for what the budget says."""
+        divisor = CAPS.get(self.level)
+        return None if divisor is None or free is None else free // divisor
+
+    def careful(self, now: float) -> bool:
+        """Whether somebody died of memory a moment ago."""
+        return now < self._careful_until
+
+    def somebody_died(self, now: float) -> None:
+        """Of memory."""
+        self._careful_until = now + AFTER_A_DEATH
+
+    def interval(self, fill: float) -> float:
+        """Seconds until the next look."""
+        left = self.thresholds[0] - fill
+        if left > 0.3:
+            return 5.0
+        if left > 0.15:
+            return 1.0
+        return 0.3 if left > 0 else 0.1

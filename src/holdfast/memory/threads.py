@@ -1,0 +1,29 @@
+"""Threads of linear algebra libraries in workers: one each.
+
+A library that starts a thread per core in every worker makes cores × workers of them, each with its
+stack and its buffers, until the machine refuses another (``can't start new thread``). torch limits
+its own in its workers; this does so for the others. Whoever has set one of the usual variables has
+decided, and a `worker_init_fn` comes later and may decide otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["decided", "limit"]
+
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+def decided(environment: Mapping[str, str]) -> bool:
+    """Whether the user has said how many threads there should be."""
+    return any(environment.get(name) for name in _VARIABLES)
+
+
+def limit(environment: Mapping[str, str] = os.environ) -> None:
+    """For this process and those it forks. Takes about 10 ms: it looks through all libraries."""
+    if not decided(environment):
+        ThreadpoolController().limit(limits=1, user_api="blas")

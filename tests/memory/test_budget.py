@@ -1,0 +1,251 @@
+"""The arithmetic of memory: budget, ladder, pressure; and what is read from the system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.autopsy.readers import Roots
+from holdfast.engine.warden import Warden
+from holdfast.memory import budget, gauge
+from holdfast.memory.budget import Budget, Share, in_bytes
+from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Garbage
+from holdfast.memory.ladder import Ladder, Rung, allowance
+from holdfast.memory.pressure import SLOWLY, Level, Pressure
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("2GiB", 2 * GIB), ("2 gib", 2 * GIB), ("500MB", 500 * 10**6), ("1.5k", 1500),
+        ("7", 7), ("7b", 7), ("", None), ("GiB", None), ("two", None), ("-1", None), ("1e9", None),
+        ("1.2.3", None), ("5 PB", None),
+    ],
+)  # fmt: skip
+def test_amounts_in_words(words: str, meant: int | None) -> None:
+    assert in_bytes(words) == meant
+
+
+def test_loaders_share_one_budget_and_one_batch_always_passes() -> None:
+    shared = Budget(100)
+    train, val = Share(shared), Share(shared)
+    assert train.take(60)
+    assert train.take(40)
+    assert not train.take(1)
+    assert val.take(500)  # it has nothing else in flight
+    assert not val.take(1)
+    train.give(100)
+    assert not val.take(1)
+    val.close()
+    assert train.take(100)
+    assert shared.in_flight == 100
+
+
+def test_what_was_estimated_is_corrected_when_it_is_there() -> None:
+    share = Share(Budget(None))
+    assert share.take(10)
+    share.became(10, 35)
+    assert (share.in_flight, share.largest, share.peak) == (35, 35, 35)
+
+
+def test_the_automatic_budget_follows_what_is_free_and_counts_what_it_has_itself() -> None:
+    auto = Budget(None, auto=True)
+    share = Share(auto)
+    auto.adapt(10 * GIB, ranks=1)
+    assert auto.limit == int(10 * GIB * budget.AUTO_SHARE)
+    share.take(GIB)
+    auto.adapt(9 * GIB, ranks=1)
+    assert auto.limit == int(10 * GIB * budget.AUTO_SHARE)
+    auto.adapt(8 * GIB, ranks=4)
+    assert auto.limit == int(3 * GIB * budget.AUTO_SHARE)
+    auto.adapt(0, ranks=1000)
+    assert auto.limit is not None
+    assert auto.limit >= budget.SMALLEST
+    own = Budget(7)
+    own.adapt(10 * GIB, ranks=1)
+    assert own.limit == 7
+
+
+def test_after_a_death_by_memory_it_comes_back_smaller_and_recovers() -> None:
+    own = Budget(800)
+    own.shrink()
+    own.shrink()
+    assert own.limit == 200
+    own.recover()
+    assert own.limit == 400
+    for _ in range(100):
+        own.shrink()
+    assert own.limit == 800 >> 6
+
+
+# -- one worker -----------------------------------------------------------------------------
+
+
+def test_each_rung_is_climbed_once_and_again_after_it_was_down() -> None:
+    ladder = Ladder(1000)
+    assert ladder.climb(690) is Rung.NOTHING
+    assert ladder.climb(700) is Rung.TIDY
+    assert ladder.climb(750) is Rung.NOTHING
+    assert ladder.climb(860) is Rung.CLEAN
+    assert ladder.climb(870) is Rung.NOTHING
+    assert ladder.climb(590) is Rung.NOTHING
+    assert ladder.climb(700) is Rung.TIDY
+    assert ladder.climb(1000) is Rung.GO
+
+
+@given(limit=st.integers(1, 10**12), start=st.integers(0, 10**12))
+def test_a_fresh_worker_is_never_over_its_limit(limit: int, start: int) -> None:
+    ladder = Ladder(limit, start)
+    assert ladder.climb(start) is not Rung.GO
+    assert ladder.raised == (start >= limit)
+
+
+def test_what_a_worker_is_allowed() -> None:
+    def share(given: int | str | None, *, confined: bool = False, ranks: int = 1) -> object:
+        found = allowance(given, free=8 * GIB, confined=confined, workers=4, ranks=ranks)
+        return found.private, found.beyond
+
+    assert share(None) == (None, None)
+    assert share("auto") == (GIB, None)
+    assert share("auto", confined=True) == (GIB, 7 * GIB)
+    assert share("auto", ranks=2) == (GIB // 2, None)
+    assert share(GIB) == (GIB, GIB // 4)
+    unknown = allowance("auto", free=None, confined=False, workers=1, ranks=1)
+    assert (unknown.private, unknown.beyond) == (None, None)
+
+
+def test_collections_that_do_not_help_become_rare_and_those_that_do_stay() -> None:
+    garbage = Garbage(0)
+    size, collections = 0, 0
+    while size < 4 * GIB:  # a cache that fills: nothing of it is garbage
+        size += MIB
+        if garbage.due(size):
+            collections += 1
+            assert not garbage.collected(size, size)
+    assert collections < 12
+    assert garbage.step == LARGEST_STEP
+    assert garbage.collected(size + LARGEST_STEP, size)
+    assert garbage.step == STEP
+    assert not garbage.due(size + STEP - 1)
+    assert garbage.due(size + STEP)
+
+
+# -- pressure -------------------------------------------------------------------------------
+
+
+def test_pressure_rises_at_once_and_falls_slowly() -> None:
+    pressure = Pressure()
+    assert pressure.observe(0.5, 0.0) is Level.CALM
+    assert pressure.cap(1600) is None
+    assert pressure.observe(0.95, 0.1) is Level.RECYCLE
+    assert pressure.cap(1600) == 100
+    assert pressure.observe(0.2, 0.2) is Level.RECYCLE
+    assert pressure.observe(0.2, 0.1 + SLOWLY) is Level.LITTLE
+    assert pressure.observe(0.2, 0.2 + SLOWLY) is Level.LITTLE
+    assert pressure.observe(0.2, 0.1 + 2 * SLOWLY) is Level.LESS
+    assert pressure.cap(1600) == 400
+    assert pressure.observe(0.78, 0.1 + 3 * SLOWLY) is Level.LESS  # not far enough below
+    assert pressure.observe(0.2, 100.0) is Level.CALM
+
+
+def test_where_one_kill_takes_all_it_stays_further_away() -> None:
+    assert Pressure(oom_group=True).observe(0.84, 0.0) is Level.RECYCLE
+    assert Pressure().observe(0.84, 0.0) is Level.LESS
+
+
+@given(st.floats(0, 1))
+def test_the_less_is_left_the_more_often_we_look(fill: float) -> None:
+    pressure = Pressure()
+    assert 0.1 <= pressure.interval(fill) <= 5.0
+    assert pressure.interval(fill) >= pressure.interval(min(1.0, fill + 0.1))
+
+
+# -- what is read ---------------------------------------------------------------------------
+
+
+def system(tmp_path: Path, *, available: int = 8 * GIB) -> Roots:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    (proc / "meminfo").write_text(
+        f"MemTotal: {16 * GIB >> 10} kB\nMemAvailable: {available >> 10} kB\n"
+        "SwapTotal: 0 kB\nSwapFree: 0 kB\n"
+    )
+    (groups / "job" / "step").mkdir(parents=True)
+    return Roots(proc=proc, cgroup=groups)
+
+
+def confine(folder: Path, limit: int, used: int, files: int = 0) -> None:
+    (folder / "memory.max").write_text(str(limit))
+    (folder / "memory.current").write_text(str(used))
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {files}\nactive_file 0\n")
+
+
+def test_the_group_with_the_least_room_counts_not_that_with_the_lowest_limit(
+    tmp_path: Path,
+) -> None:
+    roots = system(tmp_path)
+    confine(roots.cgroup / "job" / "step", 2 * GIB, GIB)
+    confine(roots.cgroup / "job", 4 * GIB, 4 * GIB - 100 * MIB)
+    found = gauge.read(roots)
+    assert (found.limit, found.free, found.confined) == (4 * GIB, 100 * MIB, True)
+
+
+def test_files_that_were_read_do_not_count_as_used(tmp_path: Path) -> None:
+    roots = system(tmp_path)
+    confine(roots.cgroup / "job" / "step", 2 * GIB, 2 * GIB, files=GIB)
+    assert gauge.read(roots).fill == 0.5
+
+
+def test_a_large_machine_is_not_full_while_gigabytes_are_free() -> None:
+    assert gauge.Reading(1024 * GIB, 40 * GIB).fill == 0
+    assert gauge.Reading(16 * GIB, 4 * GIB).fill == 0.75
+    assert gauge.Reading().fill == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [({}, 1), ({"LOCAL_WORLD_SIZE": "8"}, 8), ({"LOCAL_WORLD_SIZE": "x"}, 1),
+     ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2)],
+)  # fmt: skip
+def test_ranks(environment: dict[str, str], count: int) -> None:
+    assert gauge.ranks(environment) == count
+
+
+def test_a_group_that_is_killed_as_a_whole_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", type("Fresh", (), {"oom_group": False})())
+    roots = system(tmp_path)
+    confine(roots.cgroup / "job" / "step", 2 * GIB, GIB)
+    (roots.cgroup / "job" / "step" / "memory.oom.group").write_text("1")
+    for _ in range(2):
+        warden = Warden(Share(Budget(None, auto=True)), "auto", 2, roots)
+        assert warden.pressure.thresholds[0] < 0.75
+    assert [record.message.count("memory.oom.group") for record in caplog.records] == [1]
+
+
+def test_the_share_is_narrowed_under_pressure_and_widened_after_it(tmp_path: Path) -> None:
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    confine(place, GIB, GIB // 2)
+    share = Share(Budget(None, auto=True))
+    warden = Warden(share, "auto", 2, roots)
+    calm = share.budget.limit
+    confine(place, GIB, GIB - 64 * MIB)
+    assert warden.look(10.0, {}) is None
+    assert share.cap == 4 * MIB
+    assert not share.alone
+    warden.died_of_memory(11.0)
+    assert share.alone
+    assert share.budget.limit == (calm or 0) // 2
+    confine(place, GIB, GIB // 2)
+    for second in range(12, 80):
+        warden.look(float(second), {})
+    assert (share.cap, share.alone) == (None, False)

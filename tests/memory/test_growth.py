@@ -1,0 +1,75 @@
+"""Growth is named: each kind by its own curve, and none where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.memory.growth import Kind, Point, classify, in_a_line
+
+MIB = 1 << 20
+
+
+def curve(
+    private: Callable[[int], float] = lambda n: 0,
+    anonymous: Callable[[int], float] | None = None,
+    blocks: Callable[[int], float] = lambda n: 1000,
+    trimmed: Callable[[int], float] = lambda n: 0,
+    arena: Callable[[int], float] = lambda n: 8 * MIB,
+    count: int = 10,
+) -> list[Point]:
+    """A point every 10 s, 100 batches apart; sizes as functions of the batches."""
+    anonymous = anonymous or private
+    return [
+        Point(10.0 * n, 100 * n, int(anonymous(100 * n)), int(private(100 * n)),
+              int(trimmed(100 * n)), int(blocks(100 * n)), int(arena(100 * n)))
+        for n in range(count)
+    ]  # fmt: skip
+
+
+CURVES: dict[Kind | None, list[Point]] = {
+    None: curve(private=lambda n: 200 * MIB + n % 300 * 1000),
+    "copy-on-write": curve(private=lambda n: n * MIB / 4, anonymous=lambda n: n * 100),
+    "python-leak": curve(private=lambda n: n * MIB / 4, blocks=lambda n: 1000 + 12 * n),
+    "native-leak": curve(private=lambda n: n * MIB / 4, blocks=lambda n: 1000 + n % 70),
+    "cache": curve(private=lambda n: 300 * MIB * (1 - 0.99**n), blocks=lambda n: n),
+    "allocator": curve(private=lambda n: n % 300 * MIB / 10, trimmed=lambda n: n * MIB / 4),
+    "prefetch": curve(private=lambda n: 1e6, arena=lambda n: n * MIB),
+}
+
+
+@pytest.mark.parametrize("kind", CURVES)
+def test_each_kind_has_its_curve(kind: Kind | None) -> None:
+    found = classify(CURVES[kind])
+    assert (None if found is None else found.kind) == kind
+
+
+def test_the_slope_is_what_it_is() -> None:
+    found = classify(CURVES["python-leak"])
+    assert found is not None
+    assert (found.total, found.per_batch, found.per_second) == (225 * MIB, MIB / 4, 2.5 * MIB)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_look_says_nothing(count: int) -> None:
+    assert classify(CURVES["python-leak"][:count]) is None
+
+
+def test_it_is_said_when_it_matters_with_slope_end_and_what_to_do() -> None:
+    found = classify(CURVES["python-leak"])
+    assert found is not None
+    said = in_a_line(found, 2, workers=4, free=36_000 * MIB, bounded=False)
+    assert said is not None
+    assert said.startswith("worker 2 grows 256 KiB per batch, 225 MiB so far")
+    assert "memory ends in 60 min" in said
+    assert "holdfast leaks" in said
+    assert in_a_line(found, 2, workers=1, free=1 << 50, bounded=False) is None
+    assert "replaced before" in (in_a_line(found, 2, workers=4, free=MIB, bounded=True) or "")
+
+
+def test_what_levels_off_is_not_worth_a_word_unless_the_end_is_near() -> None:
+    found = classify(CURVES["cache"])
+    assert found is not None
+    assert in_a_line(found, 0, workers=1, free=100_000 * MIB, bounded=True) is None
+    assert in_a_line(found, 0, workers=1, free=10 * MIB, bounded=True) is not None

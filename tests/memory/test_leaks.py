@@ -1,0 +1,112 @@
+"""Which line leaks: on real datasets in a real process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.memory.leaks import Round, findings, growing
+
+DATA = """
+import ctypes
+from torch.utils.data import Dataset, IterableDataset
+
+kept = []
+
+class Clean(Dataset):
+    def __len__(self):
+        return 50
+    def __getitem__(self, index):
+        if index == self.raises:
+            raise ValueError("sample 7 is broken")
+        return bytes(10_000)
+    def __init__(self, raises=None):
+        self.raises = raises
+
+class Leaks(Clean):
+    def __getitem__(self, index):
+        kept.append(bytes(10_000))  # this line leaks
+        return index
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for n in range(30):
+            kept.append([n] * 2000)  # this one too
+            yield n
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+
+class LeaksNatively(Clean):
+    def __getitem__(self, index):
+        libc.memset(libc.malloc(20_000), 1, 20_000)
+        return index
+
+clean = Clean()
+"""
+
+
+def leaks(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "leaky_data.py").write_text(DATA)
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "leaks", f"leaky_data:{name}", "--samples", "60", *more],
+        capture_output=True, text=True, timeout=60, check=False, cwd=folder,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+
+
+def line_of(words: str) -> int:
+    return next(n for n, line in enumerate(DATA.splitlines(), 1) if words in line)
+
+
+@pytest.mark.parametrize(("name", "words"), [("Leaks", "this line"), ("Stream", "this one")])
+def test_the_line_that_leaks_is_named(tmp_path: Path, name: str, words: str) -> None:
+    done = leaks(tmp_path, name, "--json")
+    assert done.returncode == 1, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["lines"][0]["name"].endswith(f"leaky_data.py:{line_of(words)}")
+    assert told["lines"][0]["per_round"] / told["samples"] == pytest.approx(13_000, rel=0.3)
+    assert told["native"] == 0
+
+
+def test_growth_that_python_does_not_know_of_is_called_native(tmp_path: Path) -> None:
+    done = leaks(tmp_path, "LeaksNatively")
+    assert done.returncode == 1, done.stderr
+    assert "native" in done.stdout
+    assert "leaky_data.py" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "status", "said"),
+    [
+        ("clean", (), 0, "Nothing grows"),
+        ("Clean", ("--arg", "raises=7"), 3, "sample 7 is broken"),
+        ("absent", (), 2, "has no 'absent'"),
+    ],
+)
+def test_what_else_it_says(
+    tmp_path: Path, name: str, more: tuple[str, ...], status: int, said: str
+) -> None:
+    done = leaks(tmp_path, name, *more)
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_what_fades_or_falls_is_no_leak() -> None:
+    rounds = [{"leak": 10 * n, "cache": 100 - 100 // (n + 1), "saw": n % 2} for n in range(6)]
+    assert growing(rounds) == [("leak", 50)]
+
+
+def test_findings_without_growth_are_none() -> None:
+    flat = [Round({("a.py", 1): 10**6}, {"dict": 5}, 10**8, 10**6) for _ in range(4)]
+    assert not findings(flat, 10).any

@@ -1,0 +1,238 @@
+"""Workers that grow are replaced between two batches, and nobody can tell from the stream."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import holdfast
+
+MIB = 1 << 20
+_leaked: list[Any] = []
+
+
+def leak(mebibytes: int = 4) -> None:
+    _leaked.append(np.ones(mebibytes * MIB, np.uint8))
+
+
+class Leaks(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        leak()
+        return torch.rand(8) + index
+
+
+class LeaksInTurn(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker is not None
+        for index in range(worker.id, 64, worker.num_workers):
+            leak()
+            yield torch.rand(8) + index
+
+
+class LeaksInTurnAndKnowsWhere(LeaksInTurn):
+    at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker is not None
+        while worker.id + self.at * worker.num_workers < 64:
+            leak()
+            self.at += 1
+            yield torch.rand(8) + self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def stream(loader_class: Any, dataset: Any, epochs: int = 1, **more: Any) -> tuple[str, Any]:
+    torch.manual_seed(3)
+    more.setdefault("num_workers", 2)
+    loader = loader_class(dataset, batch_size=2, **more)
+    seen = hashlib.sha256()
+    for _ in range(epochs):
+        for batch in loader:
+            seen.update(batch.numpy().tobytes())
+    return seen.hexdigest(), loader
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (Leaks, "fork"),
+        (LeaksInTurn, "fork"),
+        (LeaksInTurnAndKnowsWhere, "fork"),
+        (Leaks, "spawn"),
+        pytest.param(LeaksInTurn, "spawn", marks=pytest.mark.slow),
+        pytest.param(LeaksInTurnAndKnowsWhere, "spawn", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_grows_is_replaced_and_the_stream_stays(kind: Any, method: str) -> None:
+    expected, _ = stream(torch.utils.data.DataLoader, kind())
+    found, loader = stream(
+        holdfast.DataLoader, kind(), worker_memory_limit="48MiB", multiprocessing_context=method
+    )
+    assert found == expected
+    stats = loader.stats()
+    assert stats["recycled"] >= 2
+    assert stats["restarts"] == 0
+    assert loader.incidents == []
+
+
+def test_persistent_workers_are_replaced_over_epochs() -> None:
+    options = {"persistent_workers": True, "shuffle": True}
+    expected, _ = stream(torch.utils.data.DataLoader, Leaks(), epochs=2, **options)
+    found, loader = stream(
+        holdfast.DataLoader, Leaks(), epochs=2, worker_memory_limit="48MiB", **options
+    )
+    loader.close()
+    assert found == expected
+    assert loader.stats()["recycled"] >= 4
+
+
+class Heavy(Dataset[Any]):
+    """100 MB before the first batch: a fresh process has as much."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+def eat(worker: int) -> None:
+    leak(100)
+
+
+def test_what_is_too_large_from_the_start_is_told_and_not_replaced_for_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", type("Fresh", (), {"raised": False})())
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        loader = holdfast.DataLoader(
+            Heavy(), num_workers=2, worker_init_fn=eat, worker_memory_limit="50MiB"
+        )
+        assert [int(batch) for batch in loader] == list(range(8))
+    told = [one.message for one in caplog.records if "before its first batch" in one.message]
+    assert len(told) == 1
+    assert loader.stats()["recycled"] == 0
+
+
+class Explodes(Dataset[Any]):
+    """Sample 5 asks for 2 GB at once."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            return torch.from_numpy(np.ones(2 << 30, np.uint8)).sum()
+        return torch.tensor(index)
+
+
+def test_a_sample_that_asks_for_far_too_much_is_a_bad_sample_and_no_death() -> None:
+    with pytest.raises(MemoryError):
+        list(holdfast.DataLoader(Explodes(), num_workers=1, worker_memory_limit="256MiB"))
+    loader = holdfast.DataLoader(
+        Explodes(), num_workers=1, worker_memory_limit="256MiB", on_bad_sample="skip"
+    )
+    assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 6, 7]
+    (bad,) = loader.bad_samples
+    assert (bad.index, loader.incidents) == (5, [])
+
+
+class LeaksFast(Dataset[Any]):
+    """Two batches are more than fit; one is not."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        leak(45)
+        return torch.rand(8) + index
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_sample_that_lacks_what_others_have_used_up_is_made_again_in_a_fresh_process(
+    policy: Any,
+) -> None:
+    expected, _ = stream(torch.utils.data.DataLoader, LeaksFast())
+    found, loader = stream(
+        holdfast.DataLoader, LeaksFast(), worker_memory_limit="100MiB", on_bad_sample=policy
+    )
+    assert found == expected
+    assert loader.bad_samples == loader.incidents == []
+    assert loader.stats()["recycled"] >= 2
+
+
+# -- the budget in real runs -----------------------------------------------------------------
+
+
+class Megabytes(Dataset[Any]):
+    def __init__(self, mebibytes: int = 1) -> None:
+        self.mebibytes = mebibytes
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((self.mebibytes * MIB,), index, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_more_is_in_flight_than_the_budget_allows_whatever_the_consumer_keeps(
+    in_order: bool,
+) -> None:
+    loader = holdfast.DataLoader(
+        Megabytes(), num_workers=4, prefetch_factor=4, memory_budget="5MiB", in_order=in_order
+    )
+    kept = []
+    for batch in loader:
+        kept.append(batch)
+        figures = loader.stats()
+        assert figures["in_flight_bytes"] <= 5 * MIB
+        assert figures["held_bytes"] >= len(kept) * MIB
+    assert sorted(int(batch[0, 0]) for batch in kept) == list(range(40))
+    assert loader.stats()["most_in_flight_bytes"] <= 5 * MIB
+    assert loader.stats()["budget_bytes"] == 5 * MIB
+
+
+def test_a_batch_that_is_larger_than_the_budget_passes_alone() -> None:
+    loader = holdfast.DataLoader(Megabytes(2), num_workers=3, memory_budget=1000)
+    assert [int(batch[0, 0]) for batch in loader] == list(range(40))
+    assert loader.stats()["most_in_flight_bytes"] < 3 * MIB
+
+
+def test_two_loaders_with_a_full_budget_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.memory.budget._for_all", holdfast.memory.budget.Budget(MIB))
+    one, other = (holdfast.DataLoader(Megabytes(), num_workers=2) for _ in range(2))
+    pairs = [(int(a[0, 0]), int(b[0, 0])) for a, b in zip(one, other, strict=True)]
+    assert pairs == [(n, n) for n in range(40)]
+    assert one.stats()["budget_bytes"] == MIB
+
+
+def test_small_batches_are_prefetched_as_ever() -> None:
+    loader = holdfast.DataLoader(list(range(64)), num_workers=2, prefetch_factor=4)
+    iterator = iter(loader)
+    next(iterator)
+    machine = iterator._pool.machine
+    assert machine.held_back == 0
+    assert len(machine._tasks) == 8
+    loader.close()
