@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN, Finding, find
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence
+from holdfast.autopsy.clues import Finding, find
 from holdfast.autopsy.evidence import Evidence, Kills, MemorySample
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers.filesystem import Fill

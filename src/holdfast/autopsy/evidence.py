@@ -10,7 +10,7 @@ import signal as signals
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from holdfast.autopsy.catalogue import Finding
+from holdfast.autopsy.clues import Finding
 from holdfast.autopsy.readers.filesystem import Fill
 from holdfast.autopsy.readers.process import Activity
 

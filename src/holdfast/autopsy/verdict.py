@@ -16,8 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN, Finding, find
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
+from holdfast.autopsy.clues import Finding, find
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine import Machine, in_words
 
@@ -474,10 +475,10 @@ _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
 
 def _said(finding: Finding, *before: str) -> Verdict:
     see = CATALOGUE[finding.slug].see if finding.confidence != "high" else ()
-    where = f"line {finding.line} says: " if finding.line else "it says: "
-    return _verdict(
-        finding.slug, finding.confidence, *before, where + finding.text[:200], perhaps=see
-    )
+    file = f" of {finding.source}" if finding.source else ""
+    where = f"line {finding.line}{file} says: " if finding.line else "it says: "
+    said = [*before, where + finding.text[:200], *filter(None, [finding.note])]
+    return _verdict(finding.slug, finding.confidence, *said, perhaps=see)
 
 
 def _memory(e: Evidence) -> list[str]:
