@@ -36,6 +36,7 @@ _FORK_UNSAFE = re.compile(
     r"/(cv2|fsspec|logging|librosa|numba|sklearn|gomp|mkl|tensorflow|grpc)\b|"
     r'File "[^"]*/(cv2|fsspec|logging|librosa)/',
 )
+_TICKS = 0.05  # seconds by which the kernel's two accounts of CPU time may differ
 _CRASHES = {"SIGSEGV": "native-segv", "SIGFPE": "native-segv", "SIGILL": "illegal-instruction"}
 
 
@@ -197,7 +198,7 @@ def _start(e: Evidence) -> Verdict | None:
 def _sigkill(e: Evidence) -> Verdict | None:
     if e.signal != "SIGKILL" or e.sent_by_us:
         return None
-    return _named_by_kernel(e) or _counted(e) or _not_counted(e)
+    return _named_by_kernel(e) or _spent(e) or _counted(e) or _not_counted(e)
 
 
 def _named_by_kernel(e: Evidence) -> Verdict | None:
@@ -205,6 +206,22 @@ def _named_by_kernel(e: Evidence) -> Verdict | None:
     if not named:
         return None
     return _oom(e, "high", f"the kernel's log says: {named[-1]}")
+
+
+def _spent(e: Evidence) -> Verdict | None:
+    """At the hard limit on CPU time the kernel kills, and counts it nowhere."""
+    if e.cpu_limit is None or e.cpu_seconds is None or e.cpu_seconds < e.cpu_limit - _TICKS:
+        return None
+    said = f"it had used {e.cpu_seconds:.1f} s of CPU time, and {e.cpu_limit:g} s is its hard limit"
+    if e.cpu_seconds > e.cpu_limit + 1:  # which no process lives to do
+        return _verdict(
+            "cpu-limit",
+            "medium",
+            said,
+            "some of it was its children's",
+            perhaps=("killed-from-outside", "oom-killed"),
+        )
+    return _verdict("cpu-limit", "high", said, "there the kernel sends SIGKILL")
 
 
 def _counted(e: Evidence) -> Verdict | None:
@@ -262,9 +279,8 @@ def _not_counted(e: Evidence) -> Verdict:
             if known is not None
         ),
     ]
-    both = kills.group is not None and kills.machine is not None
-    confidence: Confidence = "high" if both else "medium"
-    return _verdict("killed-from-outside", confidence, *said)
+    said.append("so somebody sent it, perhaps the worker itself; a signal does not say who")
+    return _verdict("killed-from-outside", "medium", *said)
 
 
 def _oom(
@@ -393,7 +409,17 @@ def _told(e: Evidence) -> Verdict | None:
         )
     if e.signal == "SIGINT":
         return _verdict("ctrl-c-flood", "medium", said, perhaps=("killed-from-outside",))
-    return _verdict("group-sigterm", "medium", said, perhaps=("killed-from-outside",))
+    if e.siblings:
+        also = f"{e.siblings} more of the workers died at the same moment"
+        return _verdict("group-sigterm", "medium", said, also, perhaps=("killed-from-outside",))
+    return _verdict(
+        "killed-from-outside",
+        "medium",
+        said,
+        "neither the trainer nor another worker got it, so it was meant for this one",
+        "somebody sent it, perhaps the worker itself; a signal does not say who",
+        perhaps=("group-sigterm",),
+    )
 
 
 def _other_signal(e: Evidence) -> Verdict | None:

@@ -152,8 +152,8 @@ CAUSES = (
         meaning=(
             "Somebody sent SIGKILL, or SIGTERM to this process alone: a person, a scheduler at the end "
             "of its patience, a watchdog, a user-space memory guard such as earlyoom or systemd-oomd, or "
-            "code in the worker itself. A signal does not say who sent it; only the kernel's memory killer "
-            "keeps count, and it counted none."
+            "code in the worker itself. A signal does not say who sent it, but the kernel's memory killer "
+            "keeps count, and where that can be read it counted none."
         ),
         evidence=(
             "SIGKILL, not in our own kill ledger, no `oom_kill` counter moved in the worker's control "
@@ -344,9 +344,9 @@ CAUSES = (
         slug="cpu-limit",
         title="used up its CPU time",
         meaning=(
-            "A limit on CPU seconds (ulimit -t) is set, and this process has spent them. Login nodes "
-            "of clusters often have one. At the soft limit the kernel sends SIGXCPU, at the hard limit "
-            "SIGKILL; where both are the same, only SIGKILL is seen."
+            "A limit on CPU seconds (ulimit -t) is set, as login nodes of clusters often do, and this "
+            "process has spent them. At the soft limit the kernel sends SIGXCPU, at the hard limit SIGKILL; "
+            "where both are the same, only SIGKILL is seen."
         ),
         evidence="SIGXCPU; or SIGKILL with as much CPU time used as the hard limit in /proc/PID/limits.",
         signs=(
