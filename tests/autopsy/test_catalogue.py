@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, find, lookup
+from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
 from holdfast.autopsy.cause import Cause, Remedy
+from holdfast.autopsy.clues import find
 from holdfast.autopsy.machine import PLACEHOLDERS, Machine
 
 HERE = Machine.look().facts(workers=4, pid=7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -75,7 +76,17 @@ def test_a_counter_that_moved_is_a_kill_for_memory(tree: Tree) -> None:
 def test_a_counter_that_stood_still_clears_the_kernel(tree: Tree) -> None:
     counters(tree, 41)
     found = killed(bear(tree))
-    assert (found.verdict.cause, found.verdict.confidence) == ("killed-from-outside", "high")
+    assert (found.verdict.cause, found.verdict.confidence) == ("killed-from-outside", "medium")
+
+
+def test_a_kill_at_the_limit_on_cpu_time_is_no_outsiders(tree: Tree) -> None:
+    made = bear(tree)
+    made.reaped(0, cpu=3600.02, cpu_limit=3600.0)
+    made.reaped(1, cpu=12.5, cpu_limit=3600.0)
+    found = killed(made, 0).verdict
+    assert (found.cause, found.confidence) == ("cpu-limit", "high")
+    assert "3600.0 s of CPU time, and 3600 s is its hard limit" in found.because[0]
+    assert killed(made, 1).verdict.cause == "killed-from-outside"
 
 
 def test_a_look_between_the_kill_and_its_report_does_not_hide_it(tree: Tree) -> None:
@@ -306,3 +317,38 @@ def test_an_examination_that_fails_does_not_end_the_run(
     seen += [batch.item() for batch in iterator]
     assert seen == list(range(40))
     assert "the run goes on" in caplog.text
+
+
+class Spender:
+    """Its sample 5 uses up all CPU time that is allowed, the first time it is asked for."""
+
+    def __init__(self, struck: Path) -> None:
+        self.struck = struck
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5 and not self.struck.exists():
+            self.struck.touch()
+            own = resource.getrusage(resource.RUSAGE_SELF)
+            limit = int(own.ru_utime + own.ru_stime) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            while True:
+                pass
+        return index
+
+
+@pytest.mark.faults
+def test_a_worker_that_the_kernel_kills_for_its_cpu_time_is_told_from_one_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    loader = DataLoader(Spender(tmp_path / "struck"), batch_size=2, num_workers=2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    (incident,) = loader.incidents
+    assert (incident.signal, incident.cause, incident.confidence) == (
+        "SIGKILL",
+        "cpu-limit",
+        "high",
+    )
+    assert "used up its CPU time (SIGKILL)" in str(incident)

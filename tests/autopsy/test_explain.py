@@ -6,20 +6,27 @@ import json
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+import holdfast
 from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.cause import report
 from holdfast.autopsy.explain import explain
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers.filesystem import Fill
 from holdfast.autopsy.readers.kernel_log import KernelLog
 from holdfast.autopsy.scene import Scene
+from holdfast.autopsy.windows import windows
 from holdfast.cli import main
-from tests.autopsy.corpus import FAILURES, HEALTHY
+from tests.autopsy.corpus import FAILURES, HEALTHY, caught
 
 KILLED = "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed. "
 GONE = "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly"
@@ -179,14 +186,219 @@ def test_wrong_usage_is_told(arguments: list[str], says: str) -> None:
     assert says in result.output
 
 
-def test_a_log_of_any_length_is_read_in_bounded_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [0, 30_000, 60_000])
+def test_a_log_of_any_length_is_read_whole_with_the_numbers_of_its_lines(
+    tmp_path: Path, where: int
+) -> None:
     log = tmp_path / "long.log"
     with log.open("wb") as file:
-        for _ in range(60):
-            file.write(b"Epoch 1: all is well \xff\n" * 4000)
-        file.write(OOM.encode())
-    result = run("--elsewhere", "--json", str(log))
-    assert json.loads(result.output)["verdicts"][0]["cause"] == "oom-killed"
+        for number in range(60_001):
+            file.write(
+                KILLED.encode() + b"\n" if number == where else b"Epoch 1: all is well \xff\r\n"
+            )
+    found = json.loads(run("--elsewhere", "--json", str(log)).output)
+    assert found["lines"] == 60_001
+    assert found["verdicts"][0]["because"][0].startswith(f"line {where + 1} says: RuntimeError")
+
+
+def test_no_message_is_lost_between_two_stretches_and_memory_stays_bounded() -> None:
+    """Wherever the cuts fall, a traceback of many lines is found, and a line without an end ends."""
+    text = f"{'x' * 70}\n" * 50 + dict(FAILURES)["py314-forkserver"]
+    for size in range(600, 1800, 37):
+        pieces = list(
+            windows([text[i : i + 100] for i in range(0, len(text), 100)], size=size, overlap=550)
+        )
+        assert sum(len(one.lines) - one.fresh for one in pieces) == text.count("\n") + 1
+        assert any(
+            "popen_forkserver" in "".join(one.lines) and "PicklingError" in one.lines[-1]
+            for one in pieces
+        )
+        assert all(sum(map(len, one.lines)) < size + 200 for one in pieces)
+    endless = list(windows("x" * 10_000 for _ in range(100)))
+    assert len(endless) > 2
+    assert {number for one in endless for number in one.numbers} == {1}
+
+
+def test_what_a_progress_bar_wrote_over_is_one_line() -> None:
+    text = "step 1\rstep 2\r\x1b[31mstep 3\x1b[0m\r\nplain\r\n" + KILLED
+    assert "line 3 says" in explain(text).verdicts[0].because[0]
+    assert explain(text).lines == 3
+
+
+def test_several_files_keep_their_own_line_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(f"Epoch 1\n{KILLED}\n")
+    (tmp_path / "dmesg.txt").write_text(OOM)
+    result = run("--elsewhere", str(tmp_path / "train.log"), str(tmp_path / "dmesg.txt"))
+    assert result.output.startswith("oom-killed  (sure)")
+    assert f"line 1 of {tmp_path / 'dmesg.txt'} says" in result.output
+
+
+def test_what_every_match_holds_is_found_by_its_needle() -> None:
+    """Messages are looked for only where their needle is: it must never be missing."""
+    texts = [text for _, text in FAILURES] + HEALTHY
+    for cause in CATALOGUE.values():
+        for sign in cause.signs:
+            for text in texts:
+                if match := sign.regex.search(text):
+                    assert sign.needle in match[0].lower(), sign.pattern
+    assert report(r"a(b|c)?de+f?\.g[hi]jkl\d{2}").needle == "jkl"
+    assert report(r"one|two").needle == ""
+
+
+# -- whose line it is ----------------------------------------------------------------------
+
+ELSE = "[12.6] Out of memory: Killed process 4242 (postgres) total-vm:81kB, anon-rss:76kB"
+ELSE_CRASHED = "[55.1] python[900]: segfault at 0 ip 00007f sp 00007ffd error 4 in libjpeg.so.8"
+CRASHED = "RuntimeError: DataLoader worker (pid 812) is killed by signal: Segmentation fault. "
+ASKED = "[12.5] postgres invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER), order=0"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "confidence"),
+    [
+        (f"{ASKED}\n{ELSE}", "oom-killed", "low"),
+        (f"{KILLED}\n{ASKED}\n{ELSE}", "killed-unexplained", "medium"),
+        (f"{ELSE}\n{GONE}", "exited-unexpectedly", "low"),
+        (f"{ELSE_CRASHED}\n{KILLED}", "killed-unexplained", "medium"),
+        (
+            f"{CRASHED}\nMemory cgroup out of memory: Killed process 4242 (java)",
+            "native-segv",
+            "medium",
+        ),
+        (f"{KILLED}\n{ELSE}\n{OOM}\n{ELSE}", "oom-killed", "high"),
+        (f"{ELSE}\n{OOM}", "oom-killed", "medium"),
+        (OOM, "oom-killed", "medium"),
+        ("worker 3 (pid 812) was killed (SIGKILL)\n" + OOM, "oom-killed", "high"),
+        (
+            f"{GONE}\nINFO: task rsync:77 blocked for more than 120 seconds.",
+            "exited-unexpectedly",
+            "low",
+        ),
+    ],
+)
+def test_a_line_of_the_kernel_counts_for_the_process_it_names(
+    text: str, cause: str, confidence: str
+) -> None:
+    verdict = explain(text).verdicts[0]
+    assert (verdict.cause, verdict.confidence) == (cause, confidence)
+
+
+def test_it_says_whose_line_it_was() -> None:
+    assert "process 4242 (postgres)" in " ".join(explain(ELSE).verdicts[0].because)
+    other = explain(f"{KILLED}\n{ELSE}").verdicts[1]
+    assert (other.cause, other.confidence) == ("oom-killed", "low")
+    assert "the text names pid 812 for workers" in other.because[1]
+
+
+# -- how it ended --------------------------------------------------------------------------
+
+SKIPPED = "WARNING: sample 7 skipped: OSError: image file is truncated (14 bytes not processed)"
+LOGGED = (
+    f"ERROR:root:skipped\n{caught('OSError', 'image file is truncated (9 bytes not processed)')}"
+)
+MODEL = (
+    "epoch 2 ok\nTraceback (most recent call last):\n"
+    '  File "train.py", line 90, in <module>\n    loss = model(x)\n'
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x10 and 12x5)"
+)
+DIED = f'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n{KILLED}'
+IGNORED = (
+    "Exception ignored in: <function X.__del__>\nTraceback (most recent call last):\nValueError: x"
+)
+RANKS = "Traceback (most recent call last):\ntorch.distributed.DistBackendError: NCCL error: remote"
+
+
+@pytest.mark.parametrize("before", [SKIPPED, LOGGED, DIED])
+def test_an_error_that_the_run_survived_is_not_what_it_died_of(before: str) -> None:
+    found = explain(f"{before}\n{MODEL}")
+    assert not found.known
+    assert found.ending.endswith(
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x10 and 12x5)"
+    )
+    assert {verdict.confidence for verdict in found.verdicts} == {"low"}
+    result = run("--elsewhere", text=f"{before}\n{MODEL}")
+    assert result.exit_code == 1
+    assert result.output.startswith(
+        "The last error in this text is no failure of data loading that we know"
+    )
+    assert "the run seems to have gone on after it" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"{LOGGED}\nepoch 2\n{DIED}", "killed-unexplained"),
+        (f"OSError: [Errno 24] Too many open files: '/x'\nepoch 2\n{DIED}", "killed-unexplained"),
+        (f"{DIED}\n{IGNORED}", "killed-unexplained"),
+        (f"{DIED}\n{RANKS}", "killed-unexplained"),
+        (f"{OOM}\n{DIED}", "oom-killed"),
+        (f"{DIED}\n\nThe above exception was the direct cause of the following exception:\n\n{MODEL[11:]}", "killed-unexplained"),
+    ],
+)  # fmt: skip
+def test_the_last_traceback_with_what_led_to_it_decides(text: str, cause: str) -> None:
+    found = explain(text)
+    assert found.known
+    assert found.verdicts[0].cause == cause
+
+
+# -- real logs -----------------------------------------------------------------------------
+
+
+def test_the_warning_about_python_314_comes_with_every_python() -> None:
+    text = (
+        "/lib/python3.11/site-packages/torch/utils/data/dataloader.py:438: UserWarning: Got pickle error when "
+        "attempting to start a worker Process. Python 3.14+ changed the multiprocessing start method in non-Mac "
+        "POSIX platforms to 'forkserver'\nTraceback (most recent call last):\n"
+        '  File "/lib/python3.11/multiprocessing/popen_spawn_posix.py", line 47, in _launch\n'
+        "_pickle.PicklingError: Can't pickle <function <lambda> at 0x7f>: attribute lookup failed"
+    )
+    assert [verdict.cause for verdict in explain(text).verdicts] == ["unpicklable-args"]
+
+
+class Holes:
+    """A dataset that has None for a sample."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return None if index else self.whole
+
+
+def last_words(act: Callable[[], object]) -> str:
+    """The traceback as Python prints it, and nothing that would keep its frames alive."""
+    try:
+        act()
+    except Exception:
+        return traceback.format_exc()
+    return "no error"
+
+
+@pytest.mark.parametrize("kind", ["torch", "holdfast"])
+@pytest.mark.parametrize(
+    "whole", [torch.ones(2), 1.5, np.ones(2), {"a": 1}], ids=lambda one: type(one).__name__
+)
+def test_none_in_a_batch_is_named_as_such(kind: str, whole: Any) -> None:
+    make = holdfast.DataLoader if kind == "holdfast" else torch.utils.data.DataLoader
+    workers = int(kind == "holdfast")
+    said = last_words(lambda: list(make(Holes(whole), batch_size=2, num_workers=workers)))
+    assert explain(said).verdicts[0].cause == "collate-shape", said
+
+
+# -- starting it ---------------------------------------------------------------------------
+
+
+def test_the_package_can_be_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "explain", "--elsewhere", "-"],
+        input=GONE, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("exited-unexpectedly")
 
 
 def test_the_command_starts_without_torch() -> None:

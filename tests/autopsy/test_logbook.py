@@ -112,7 +112,7 @@ def test_ranks_write_side_by_side(tmp_path: Path) -> None:
 
 
 def test_what_json_does_not_know_is_written_as_text(tmp_path: Path) -> None:
-    Logbook(tmp_path).incident({"sample": ("a", {1, 2}, object()), "b": b"x"})
+    Logbook(tmp_path).incident({"cause": "abort", "sample": ("a", {1, 2}, object()), "b": b"x"})
     found = read(tmp_path).incidents[0]
     assert found["sample"][1] == [1, 2]
     assert "object" in found["sample"][2]
@@ -168,3 +168,35 @@ def test_what_is_no_logbook_is_told(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["incidents", str(place)])
         assert result.exit_code == 2
         assert says in result.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": 5}',
+        '{"time": 1, "rank": 0}',
+        '{"time": 1, "rank": 0, "cause": 5}',
+        '{"time": "now", "rank": 0, "cause": "abort"}',
+        '{"time": 1, "rank": 0, "cause": "abort", "because": "x"}',
+        '{"time": 1, "rank": 0, "cause": "abort", "remedies": {"a": 1}}',
+        "[1]",
+        "torn",
+    ],
+)
+def test_what_is_no_record_is_counted_and_not_told(tmp_path: Path, line: str) -> None:
+    Logbook(tmp_path).begin({})
+    for kind in ("incidents", "bad_samples"):
+        (tmp_path / f"{kind}.jsonl").write_text(line + "\n")
+    result = CliRunner().invoke(main, ["incidents", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "2 damaged lines were left out: torn, as when" in result.output
+    assert "What is left tells of nothing that went wrong." in result.output
+    assert "incidents," not in result.output
+
+
+def test_a_folder_of_damaged_lines_only_is_no_logbook(tmp_path: Path) -> None:
+    (tmp_path / "incidents.jsonl").write_text('{"kind": 5}\n')
+    (tmp_path / "run.json").write_text("[]")
+    result = CliRunner().invoke(main, ["incidents", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds no logbook (2 lines in it are no records)" in result.output

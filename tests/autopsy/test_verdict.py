@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN, Finding, find
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence
+from holdfast.autopsy.clues import Finding, find
 from holdfast.autopsy.evidence import Evidence, Kills, MemorySample
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers.filesystem import Fill
@@ -50,7 +51,12 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("only the machine's counter, no groups", killed(kills=Kills(None, None, 1)), "oom-killed", "medium"),
     ("the machine's counter, two died", killed(kills=Kills(None, None, 1, 2)), "oom-killed", "low"),
     ("another group's kill", killed(kills=Kills(0, None, 1)), "killed-unexplained", "low"),
-    ("nothing moved", killed(kills=STILL), "killed-from-outside", "high"),
+    ("nothing moved", killed(kills=STILL), "killed-from-outside", "medium"),
+    ("nothing moved, and CPU time is used up", killed(kills=STILL, cpu_seconds=0.97, cpu_limit=1.0), "cpu-limit", "high"),
+    ("nothing moved, and CPU time is left", killed(kills=STILL, cpu_seconds=0.7, cpu_limit=1.0), "killed-from-outside", "medium"),
+    ("nothing moved, and minutes of CPU time are left", killed(kills=STILL, cpu_seconds=3500.0, cpu_limit=3600.0), "killed-from-outside", "medium"),
+    ("more CPU time than one process can use", killed(kills=STILL, cpu_seconds=9.0, cpu_limit=1.0), "cpu-limit", "medium"),
+    ("CPU time without a limit", killed(kills=STILL, cpu_seconds=900.0), "killed-from-outside", "medium"),
     ("only the machine's counter could be read", killed(kills=Kills(None, None, 0)), "killed-from-outside", "medium"),
     ("only the group could be read", killed(kills=Kills(0, None, None)), "killed-from-outside", "medium"),
     ("nothing could be read", killed(), "killed-unexplained", "medium"),
@@ -80,7 +86,8 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("SIGTRAP", died("SIGTRAP"), "macos-trap", "low"),
     # -- told to stop
     ("SIGTERM for all", died("SIGTERM", group_signal="SIGTERM"), "group-sigterm", "high"),
-    ("SIGTERM for one", died("SIGTERM"), "group-sigterm", "medium"),
+    ("SIGTERM for one", died("SIGTERM"), "killed-from-outside", "medium"),
+    ("SIGTERM for several", died("SIGTERM", siblings=2), "group-sigterm", "medium"),
     ("Ctrl-C", died("SIGINT", group_signal="SIGINT"), "ctrl-c-flood", "high"),
     # -- exits
     ("os._exit(3)", Evidence(exitcode=3, ready=True), "exited-by-itself", "high"),
@@ -204,7 +211,7 @@ def test_nobody_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
         assert group or machine or line
         if verdict.confidence == "high":
             assert line or (group or 0) >= deaths
-    if verdict.cause == "killed-from-outside" and not ours:
+    if verdict.cause == "killed-from-outside" and signal == "SIGKILL" and not ours:
         assert not group
         assert not machine
     if ours:

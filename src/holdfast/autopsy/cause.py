@@ -13,12 +13,28 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-__all__ = ["CONFIDENCES", "Cause", "Confidence", "Remedy", "Sign", "hint", "proof", "sign", "todo"]
+__all__ = [
+    "CONFIDENCES",
+    "Cause",
+    "Confidence",
+    "Remedy",
+    "Sign",
+    "hint",
+    "proof",
+    "report",
+    "sign",
+    "todo",
+]
 
 Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 
 Place = Literal["", "docker", "kubernetes", "slurm"]
+
+_TOKEN = re.compile(
+    r"\\(?P<escaped>\W)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<quantity>[?*+]|\{[\d,]+\})|[()|.^$]|(?P<char>.)"
+)
+"""Of a pattern: what stands for itself, classes, quantities, and the rest."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +42,36 @@ class Sign:
     """A message that points to a cause, and how far it alone can be trusted."""
 
     pattern: str
+    """Where it begins is shown, or its group ``said``."""
     confidence: Confidence
+    reports: bool = False
+    """A line about one process, which may be anybody's: its pid decides."""
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
         return re.compile(self.pattern, re.MULTILINE)
+
+    @cached_property
+    def needle(self) -> str:
+        """The longest words that any match holds, in lower case; to look for them first is quick.
+
+        Only what stands outside of groups counts, and nothing where there are alternatives.
+        """
+        runs, depth = [""], 0
+        for token in _TOKEN.finditer(self.pattern):
+            depth += (token[0] == "(") - (token[0] == ")")
+            if depth or token[0] == ")":
+                runs.append("")
+            elif token[0] == "|":
+                return ""
+            elif token["quantity"]:
+                runs[-1] = runs[-1] if token[0] == "+" else runs[-1][:-1]
+                runs.append("")
+            elif literal := token["escaped"] or token["char"]:
+                runs[-1] += literal
+            else:
+                runs.append("")
+        return max(runs, key=len).lower()
 
 
 def proof(pattern: str) -> Sign:
@@ -46,6 +87,11 @@ def sign(pattern: str) -> Sign:
 def hint(pattern: str) -> Sign:
     """One of several possible causes."""
     return Sign(pattern, "low")
+
+
+def report(pattern: str, confidence: Confidence = "high") -> Sign:
+    """This cause, of the process that the line names."""
+    return Sign(pattern, confidence, reports=True)
 
 
 @dataclass(frozen=True)

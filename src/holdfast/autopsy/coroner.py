@@ -64,6 +64,8 @@ class _Patient:
     activity: process.Activity | None = None  # before we killed it
     busy: bool | None = None
     sent: bool = False  # the user had it killed, through us
+    cpu: float | None = None  # seconds, when it was reaped
+    cpu_limit: float | None = None
 
 
 @dataclass
@@ -150,6 +152,12 @@ class Coroner:
         if before is not None and patient.activity is not None:
             patient.busy = patient.activity.ticks > before.ticks
 
+    def reaped(self, worker: int, *, cpu: float, cpu_limit: float | None) -> None:
+        """What only the process that reaps a worker can know of it."""
+        if worker in self._patients:
+            self._patients[worker].cpu = cpu
+            self._patients[worker].cpu_limit = cpu_limit
+
     # -- when one is dead ------------------------------------------------------------------
 
     def examine(
@@ -175,6 +183,7 @@ class Coroner:
             disappeared=kind == "killed" and signal is None,
             stalled=stalled,
             survived_sigkill=kind == "unkillable",
+            siblings=self._dead_siblings(),
             sent_by_us=ours,
             born=errno is None,
             errno=errno,
@@ -190,6 +199,8 @@ class Coroner:
                 activity=patient.activity,
                 busy=patient.busy,
                 worker_bytes=patient.resident,
+                cpu_seconds=patient.cpu,
+                cpu_limit=patient.cpu_limit,
             )
         evidence = self._surroundings(evidence)
         if signal in _FROM_KERNEL and not ours:

@@ -10,7 +10,7 @@ import signal as signals
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from holdfast.autopsy.catalogue import Finding
+from holdfast.autopsy.clues import Finding
 from holdfast.autopsy.readers.filesystem import Fill
 from holdfast.autopsy.readers.process import Activity
 
@@ -54,6 +54,7 @@ class Evidence:
     disappeared: bool = False  # its status was lost, with the process that would have read it
     stalled: bool = False  # it was ended for lack of progress
     survived_sigkill: bool = False
+    siblings: int = 0  # other workers that are dead too and not yet reported
     sent_by_us: bool = False  # the signal stands in our own kill ledger
     born: bool = True
     errno: int | None = None  # of a fork that failed
@@ -85,6 +86,8 @@ class Evidence:
     pids_max: int | None = None
     pids_refused: int | None = None  # forks refused since we last looked
     oom_group: bool | None = None
+    cpu_seconds: float | None = None  # used in its life, its children's included
+    cpu_limit: float | None = None  # the hard one, in seconds; None: unlimited or not known
     group_signal: str | None = None  # a signal the trainer has got too, or is about to
     # What was said.
     findings: tuple[Finding, ...] = ()

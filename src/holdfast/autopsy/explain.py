@@ -8,17 +8,19 @@ its counters help.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.autopsy.catalogue import CATALOGUE, Finding, find
+from holdfast.autopsy.catalogue import CATALOGUE
 from holdfast.autopsy.cause import Confidence, Remedy
+from holdfast.autopsy.clues import Clues, Finding
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import kernel_log
 from holdfast.autopsy.scene import Scene
 from holdfast.autopsy.verdict import Verdict, judge, remedies_for
 
-__all__ = ["COLLECT", "Explanation", "explain", "normal"]
+__all__ = ["COLLECT", "Explanation", "conclude", "explain"]
 
 COLLECT = (
     Remedy("All of standard error, from its beginning", "python train.py 2>&1 | tee train.log"),
@@ -32,10 +34,6 @@ COLLECT = (
 )
 """What to bring when nothing is known."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIX = re.compile(r"^(\[?rank ?\d+\]?:\s|\[default\d+\]:|\d+: (?=\w*Error|Traceback| ))", re.M)
-_PID = re.compile(r"\bpid(?:\(s\))?[ :=]*([\d, ]+)", re.IGNORECASE)
-_PIDS = 100  # looked up in the kernel's log, at most
 _UNSURE = {"killed-unexplained", "exited-unexpectedly"}
 _ROOM = 4 << 30  # bytes of /dev/shm that are hardly ever used up
 
@@ -47,39 +45,54 @@ class Explanation:
     verdicts: tuple[Verdict, ...]
     lines: int
     messages: int  # how many wordings were looked for
+    blank: bool = False
+    ending: str = ""
+    """The error the text ends with, if that is none we know; the verdicts are on what came before
+    it, or on other processes."""
 
-
-def normal(text: str) -> str:
-    """The text without colours, progress bars' returns and launchers' prefixes."""
-    text = _ANSI.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-    return _PREFIX.sub("", text)
+    @property
+    def known(self) -> bool:
+        return bool(self.verdicts) and not self.ending
 
 
 def explain(text: str, scene: Scene | None = None) -> Explanation:
     """The verdicts on a text; `scene` is the machine where it happened, if this is it."""
-    text = normal(text)
-    verdicts = tuple(_verdict(finding, text, scene) for finding in find(text))
+    clues = Clues()
+    clues.read([text])
+    return conclude(clues, scene)
+
+
+def conclude(clues: Clues, scene: Scene | None = None) -> Explanation:
+    """The verdicts on what was gathered from a text, or several."""
+    findings = clues.findings()
+    other = clues.ending() if all(finding.aside for finding in findings) else None
+    ending = ""
+    if other is not None:
+        source, last = other
+        file = f" of {source}" if source else ""
+        ending = f"line {last.line}{file}: {last.text[:200]}"
     return Explanation(
-        verdicts,
-        text.count("\n") + bool(text) - text.endswith("\n"),
+        tuple(_verdict(finding, clues.workers, scene) for finding in findings),
+        clues.lines,
         sum(len(cause.signs) for cause in CATALOGUE.values()),
+        clues.blank,
+        ending,
     )
 
 
-def _verdict(finding: Finding, text: str, scene: Scene | None) -> Verdict:
-    pids = _pids(text)
+def _verdict(finding: Finding, pids: Sequence[int], scene: Scene | None) -> Verdict:
     machine = None if scene is None else scene.machine
     verdict = judge(Evidence(findings=(finding,), pid=pids[0] if pids else None), machine)
     if scene is None:
         return verdict
-    if finding.slug in _UNSURE:
+    if finding.slug in _UNSURE and not finding.aside:
         return _ask_kernel(verdict, pids, scene)
     if finding.slug == "shm-exhausted" and finding.confidence != "high":
         return _ask_shm(verdict, scene)
     return verdict
 
 
-def _ask_kernel(verdict: Verdict, pids: list[int], scene: Scene) -> Verdict:
+def _ask_kernel(verdict: Verdict, pids: Sequence[int], scene: Scene) -> Verdict:
     lines = () if scene.kernel is None else scene.kernel.lines
     known = verdict.cause == "killed-unexplained"  # that it was SIGKILL
     for pid in pids:
@@ -132,13 +145,3 @@ def _instead(
 ) -> Verdict:
     because = (*verdict.because, why)
     return Verdict(slug, confidence, verdict.sample, because, remedies_for(slug, scene.machine))
-
-
-def _pids(text: str) -> list[int]:
-    found: dict[int, None] = {}
-    for match in _PID.finditer(text):
-        for word in re.findall(r"\d+", match[1]):
-            found[int(word)] = None
-            if len(found) >= _PIDS:
-                return list(found)
-    return list(found)

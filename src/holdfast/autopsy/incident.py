@@ -141,7 +141,6 @@ _SAID_BY_THE_SIGNAL = {
     "native-segv",
     "illegal-instruction",
     "abort",
-    "cpu-limit",
     "stray-signal",
 }
 _OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}

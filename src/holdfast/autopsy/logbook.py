@@ -175,8 +175,10 @@ def _plain(value: Any) -> Any:
 def _short(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= 4000 else value[:2000] + " … " + value[-2000:]
-    if isinstance(value, (dict, list)) and len(json.dumps(value)) > 8000:
-        return json.dumps(value)[:8000]
+    if isinstance(value, list):
+        return [_short(one) for one in value[:20]]
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in list(value.items())[:50]}
     return value
 
 
@@ -199,7 +201,7 @@ class Story:
     incidents: list[dict[str, Any]] = field(default_factory=list)
     bad_samples: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
-    damaged: int = 0  # lines that could not be read
+    damaged: int = 0  # lines that are no JSON, or not such records
 
     @property
     def empty(self) -> bool:
@@ -217,36 +219,65 @@ def read(folder: str | os.PathLike[str]) -> Story:
     for place in [top, *sorted(path for path in top.glob("rank-*") if path.is_dir())]:
         run = place / "run.json"
         if run.exists():
-            try:
-                runs.append(json.loads(run.read_text(encoding="utf-8")))
-            except ValueError:
+            record = _record(run.read_bytes(), _RUN)
+            if record is None:
                 damaged += 1
+            else:
+                runs.append(record)
         for kind in KINDS:
             for name in (f"{kind}.1.jsonl", f"{kind}.jsonl"):
-                found, bad = _lines(place / name)
+                found, bad = _lines(place / name, _SHAPES[kind])
                 records[kind] += found
                 damaged += bad
     for found in records.values():
-        found.sort(key=lambda record: float(record.get("time") or 0))
+        found.sort(key=lambda record: float(record["time"]))
     return Story(runs, damaged=damaged, **records)
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+_Shape = Mapping[str, tuple[type, ...]]
+_NUMBER, _NOTHING, _ABSENT = (int, float), type(None), type(...)
+_ALWAYS: _Shape = {"time": _NUMBER, "rank": (int,)}
+_RUN: _Shape = {**_ALWAYS, "versions": (dict,)}
+_SHAPES: dict[str, _Shape] = {
+    "incidents": {
+        **_ALWAYS,
+        "cause": (str,),
+        "kind": (str, _ABSENT),
+        "text": (str, _ABSENT),
+        "because": (list, _ABSENT),
+        "remedies": (list, _ABSENT),
+    },
+    "bad_samples": {
+        **_ALWAYS,
+        "index": (int, float, str, list, dict, _NOTHING),
+        "kind": (str, _ABSENT),
+    },
+    "memory": {
+        **_ALWAYS,
+        "trainer_bytes": (*_NUMBER, _NOTHING, _ABSENT),
+        "workers": (dict, _NOTHING, _ABSENT),
+    },
+}
+"""Of which type the fields of a record are: what does not fit was not written by us."""
+
+
+def _record(line: bytes, shape: _Shape) -> dict[str, Any] | None:
+    """The record on a line; None if it is torn, or none of ours."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    fits = all(isinstance(record.get(name, ...), types) for name, types in shape.items())
+    return record if fits else None
+
+
+def _lines(path: Path, shape: _Shape) -> tuple[list[dict[str, Any]], int]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return [], 0
-    found, damaged = [], 0
-    for line in content.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            damaged += 1
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-        else:
-            damaged += 1
-    return found, damaged
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    found = [record for line in lines if (record := _record(line, shape)) is not None]
+    return found, len(lines) - len(found)

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN, Finding, find
+from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
+from holdfast.autopsy.clues import Finding, find
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine import Machine, in_words
 
@@ -196,7 +197,7 @@ def _start(e: Evidence) -> Verdict | None:
 def _sigkill(e: Evidence) -> Verdict | None:
     if e.signal != "SIGKILL" or e.sent_by_us:
         return None
-    return _named_by_kernel(e) or _counted(e) or _not_counted(e)
+    return _named_by_kernel(e) or _spent(e) or _counted(e) or _not_counted(e)
 
 
 def _named_by_kernel(e: Evidence) -> Verdict | None:
@@ -204,6 +205,25 @@ def _named_by_kernel(e: Evidence) -> Verdict | None:
     if not named:
         return None
     return _oom(e, "high", f"the kernel's log says: {named[-1]}")
+
+
+def _spent(e: Evidence) -> Verdict | None:
+    """At the hard limit on CPU time the kernel kills, and counts it nowhere."""
+    if e.cpu_limit is None or e.cpu_seconds is None:
+        return None
+    # It counts ticks there and measures here; on a busy machine the two differ.
+    if e.cpu_seconds < e.cpu_limit - max(0.25, e.cpu_limit / 100):
+        return None
+    said = f"it had used {e.cpu_seconds:.1f} s of CPU time, and {e.cpu_limit:g} s is its hard limit"
+    if e.cpu_seconds > e.cpu_limit + max(1.0, e.cpu_limit / 100):  # which no process lives to do
+        return _verdict(
+            "cpu-limit",
+            "medium",
+            said,
+            "so some of it was its children's, which do not count",
+            perhaps=("killed-from-outside", "oom-killed"),
+        )
+    return _verdict("cpu-limit", "high", said, "there the kernel sends SIGKILL")
 
 
 def _counted(e: Evidence) -> Verdict | None:
@@ -261,9 +281,8 @@ def _not_counted(e: Evidence) -> Verdict:
             if known is not None
         ),
     ]
-    both = kills.group is not None and kills.machine is not None
-    confidence: Confidence = "high" if both else "medium"
-    return _verdict("killed-from-outside", confidence, *said)
+    said.append("so somebody sent it, perhaps the worker itself; a signal does not say who")
+    return _verdict("killed-from-outside", "medium", *said)
 
 
 def _oom(
@@ -392,7 +411,17 @@ def _told(e: Evidence) -> Verdict | None:
         )
     if e.signal == "SIGINT":
         return _verdict("ctrl-c-flood", "medium", said, perhaps=("killed-from-outside",))
-    return _verdict("group-sigterm", "medium", said, perhaps=("killed-from-outside",))
+    if e.siblings:
+        also = f"{e.siblings} more of the workers died at the same moment"
+        return _verdict("group-sigterm", "medium", said, also, perhaps=("killed-from-outside",))
+    return _verdict(
+        "killed-from-outside",
+        "medium",
+        said,
+        "neither the trainer nor another worker got it, so it was meant for this one",
+        "somebody sent it, perhaps the worker itself; a signal does not say who",
+        perhaps=("group-sigterm",),
+    )
 
 
 def _other_signal(e: Evidence) -> Verdict | None:
@@ -474,10 +503,10 @@ _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
 
 def _said(finding: Finding, *before: str) -> Verdict:
     see = CATALOGUE[finding.slug].see if finding.confidence != "high" else ()
-    where = f"line {finding.line} says: " if finding.line else "it says: "
-    return _verdict(
-        finding.slug, finding.confidence, *before, where + finding.text[:200], perhaps=see
-    )
+    file = f" of {finding.source}" if finding.source else ""
+    where = f"line {finding.line}{file} says: " if finding.line else "it says: "
+    said = [*before, where + finding.text[:200], *filter(None, [finding.note])]
+    return _verdict(finding.slug, finding.confidence, *said, perhaps=see)
 
 
 def _memory(e: Evidence) -> list[str]:

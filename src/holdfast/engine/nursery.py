@@ -67,13 +67,15 @@ class NotBorn:
 
 @dataclass(frozen=True)
 class Died:
-    """A worker was reaped: `status` as waitpid gives it, `max_rss` in KiB."""
+    """A worker was reaped: `status` as waitpid gives it, `max_rss` in KiB, `cpu` in seconds."""
 
     worker: int
     generation: int
     pid: int
     status: int
     max_rss: int
+    cpu: float
+    cpu_limit: float | None  # the hard one, where the kernel kills; None: unlimited or not known
 
 
 @dataclass(frozen=True)
@@ -350,9 +352,11 @@ class _Nurse:
     def _bury(self, pidfd: int) -> None:
         pid, worker, generation = self.children.pop(pidfd)
         self.poll.unregister(pidfd)
+        limit = _cpu_limit(pid)  # which the dead have until they are reaped
         _, status, usage = os.wait4(pid, 0)
         os.close(pidfd)
-        self._report(Died(worker, generation, pid, status, usage.ru_maxrss))
+        cpu = usage.ru_utime + usage.ru_stime
+        self._report(Died(worker, generation, pid, status, usage.ru_maxrss, cpu, limit))
 
     def _signal(self, worker: int, generation: int, number: int) -> None:
         for pidfd, (pid, one, other) in self.children.items():
@@ -387,6 +391,14 @@ class _Process(multiprocessing.process.BaseProcess):
 
     def run(self) -> None:
         self._body()
+
+
+def _cpu_limit(pid: int) -> float | None:
+    try:
+        hard = resource.prlimit(pid, resource.RLIMIT_CPU)[1]
+    except OSError:
+        return None  # a sandbox may forbid it
+    return None if hard == resource.RLIM_INFINITY else float(hard)
 
 
 def _bootstrap(worker: int, trainer: int, body: Callable[[], None]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.autopsy.catalogue import find
+from holdfast.autopsy.clues import find
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import machine as m

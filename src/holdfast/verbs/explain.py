@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
-from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import click
+from rich.text import Text
 
 from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
 from holdfast.autopsy.cause import Cause
-from holdfast.autopsy.explain import COLLECT, Explanation, normal
-from holdfast.autopsy.explain import explain as explain_text
+from holdfast.autopsy.clues import Clues
+from holdfast.autopsy.explain import COLLECT, Explanation, conclude
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.scene import Scene
 from holdfast.autopsy.verdict import remedies_for
@@ -24,7 +26,7 @@ from holdfast.verbs.incidents import tell
 __all__ = ["explain"]
 
 KNOWN, NOT_KNOWN = 0, 1
-_HEAD, _TAIL, _CHUNK = 1 << 18, 1 << 20, 1 << 16  # bytes kept of a log of any length
+_CHUNK = 1 << 16  # bytes read at once
 
 
 @click.command()
@@ -56,10 +58,12 @@ def explain(
     folders = [source for source in sources if Path(source).is_dir()]
     if folders:
         _stories(folders)
-    text = "\n".join(_text(source, tee) for source in sources or ("-",))
-    found = explain_text(text, None if elsewhere else Scene.look())
-    _answer(found, normal(text), as_json)
-    sys.exit(KNOWN if found.verdicts else NOT_KNOWN)
+    clues = Clues()
+    for source in sources or ("-",):
+        _read(clues, source, tee, source if len(sources) > 1 else "")
+    found = conclude(clues, None if elsewhere else Scene.look())
+    _answer(found, as_json)
+    sys.exit(KNOWN if found.known else NOT_KNOWN)
 
 
 def _stories(folders: list[str]) -> None:
@@ -91,7 +95,7 @@ def _lookup(name: str) -> Cause:
         raise click.UsageError(f"{error}. There is no file of that name either.") from None
 
 
-def _text(source: str, tee: bool) -> str:
+def _read(clues: Clues, source: str, tee: bool, name: str) -> None:
     if source == "-":
         stream = sys.stdin.buffer
         if stream.isatty():
@@ -99,42 +103,36 @@ def _text(source: str, tee: bool) -> str:
                 "nothing to explain: give a file, the name of a cause, or pipe a log in, as in "
                 "python train.py 2>&1 | holdfast explain --tee"
             )
-        return _bounded(stream, sys.stdout.buffer if tee else None)
+        clues.read(_decoded(stream, sys.stdout.buffer if tee else None), name)
+        return
     try:
         with open(source, "rb") as file:
-            return _bounded(file, None)
+            clues.read(_decoded(file, None), name)
     except OSError as error:
         raise click.UsageError(f"cannot read {source}: {error.strerror}") from None
 
 
-def _bounded(stream: Any, copy: IO[bytes] | None) -> str:
-    """The beginning and the end of a stream of any length."""
-    head = b""
-    tail: deque[bytes] = deque()
-    size = 0
+def _decoded(stream: Any, copy: IO[bytes] | None) -> Iterator[str]:
+    """A stream's text as it comes, passed on before it is looked at."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while chunk := stream.read1(_CHUNK):
         if copy is not None:
             copy.write(chunk)
             copy.flush()
-        if len(head) < _HEAD:
-            head += chunk
-            continue
-        tail.append(chunk)
-        size += len(chunk)
-        while size - len(tail[0]) > _TAIL:
-            size -= len(tail.popleft())
-    return (head + b"".join(tail)).decode(errors="replace")
+        yield decoder.decode(chunk)
+    yield decoder.decode(b"", final=True)
 
 
 # -- answering -----------------------------------------------------------------------------
 
 
-def _answer(found: Explanation, text: str, as_json: bool) -> None:
+def _answer(found: Explanation, as_json: bool) -> None:
     if as_json:
         answer: dict[str, Any] = {
-            "known": bool(found.verdicts),
+            "known": found.known,
             "lines": found.lines,
             "messages": found.messages,
+            "ending": found.ending,
             "verdicts": [terminal.as_json(verdict) for verdict in found.verdicts],
         }
         if not found.verdicts:
@@ -143,7 +141,7 @@ def _answer(found: Explanation, text: str, as_json: bool) -> None:
         return
     out = terminal.console()
     if not found.verdicts:
-        what = "an empty text" if not text.strip() else f"these {found.lines} lines"
+        what = "an empty text" if found.blank else f"these {found.lines} lines"
         out.print(f"No failure of data loading that we know stands in {what}.")
         out.print(
             f"Looked for: {found.messages} messages of {len(CATALOGUE)} causes, of torch, Python, "
@@ -152,11 +150,16 @@ def _answer(found: Explanation, text: str, as_json: bool) -> None:
         out.print("If something did go wrong, this would help to find it:")
         terminal.show_remedies(out, COLLECT)
         return
-    terminal.show_verdict(out, found.verdicts[0])
-    for verdict in found.verdicts[1:]:
+    also = found.verdicts
+    if found.ending:
+        out.print("The last error in this text is no failure of data loading that we know:")
+        out.print(Text(f"    {found.ending}"))
+    else:
+        terminal.show_verdict(out, also[0])
+        also = also[1:]
+    for verdict in also:
         out.print()
-        out.print(f"Also in this text: {verdict.cause} ({verdict.confidence}): {verdict.title}")
-        out.print(f"    {verdict.because[0]}" if verdict.because else "")
+        terminal.show_aside(out, verdict)
 
 
 def _manual(causes: list[Cause], as_json: bool, elsewhere: bool) -> None:

@@ -35,10 +35,11 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
         story = logbook.read(folder)
     except OSError as error:
         raise click.UsageError(str(error)) from None
-    if story.empty and not story.damaged:
+    if story.empty:
+        damaged = f" ({story.damaged} lines in it are no records)" if story.damaged else ""
         raise click.UsageError(
-            f"{folder} holds no logbook: expected run.json or incidents.jsonl, as written by "
-            f"DataLoader(..., logbook={str(folder)!r})"
+            f"{folder} holds no logbook{damaged}: expected run.json or incidents.jsonl, as written "
+            f"by DataLoader(..., logbook={str(folder)!r})"
         )
     if as_json:
         click.echo(json.dumps(asdict(story), indent=2))
@@ -89,11 +90,14 @@ def _summary(out: Console, story: logbook.Story) -> None:
             f"{in_words(workers)} (what they share is counted for each)."
         )
     if story.damaged:
+        what = "line was" if story.damaged == 1 else "lines were"
         out.print(
-            f"{story.damaged} lines could not be read: a writer was killed in the middle of one."
+            f"{story.damaged} damaged {what} left out: torn, as when a writer is killed in the "
+            "middle, or no record of a logbook."
         )
     if not story.incidents and not story.bad_samples:
-        out.print("Nothing went wrong.")
+        whole = "Nothing went wrong."
+        out.print("What is left tells of nothing that went wrong." if story.damaged else whole)
         return
     causes = Counter(str(one.get("cause")) for one in story.incidents)
     out.print(f"{len(story.incidents)} incidents, {len(story.bad_samples)} bad samples.")

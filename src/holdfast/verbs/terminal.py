@@ -13,7 +13,15 @@ from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Cause, Remedy
 from holdfast.autopsy.verdict import Verdict
 
-__all__ = ["as_json", "console", "remedies_as_json", "show_cause", "show_remedies", "show_verdict"]
+__all__ = [
+    "as_json",
+    "console",
+    "remedies_as_json",
+    "show_aside",
+    "show_cause",
+    "show_remedies",
+    "show_verdict",
+]
 
 _COLOURS = {"high": "green", "medium": "yellow", "low": "red"}
 _SURE = {"high": "sure", "medium": "likely", "low": "perhaps"}
@@ -44,6 +52,14 @@ def show_verdict(out: Console, verdict: Verdict) -> None:
         _heading(out, "It may also be")
         for slug in verdict.perhaps:
             _item(out, f"{slug}: {CATALOGUE[slug].title}")
+
+
+def show_aside(out: Console, verdict: Verdict) -> None:
+    """What stands in the text beside the likeliest."""
+    sure = _SURE[verdict.confidence]
+    out.print(Text(f"Also in this text: {verdict.cause} ({sure}): a worker {verdict.title}"))
+    for reason in verdict.because:
+        _item(out, reason)
 
 
 def show_cause(out: Console, cause: Cause, remedies: Sequence[Remedy]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
+from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 
 __all__ = ["CAUSES"]
 
@@ -31,9 +31,9 @@ CAUSES = (
             sign(r"Unexpected floating-point exception encountered in worker"),
             sign(r"is killed by signal: Floating point exception"),
             sign(r"Fatal Python error: (Segmentation fault|Floating[- ]point exception)"),
-            sign(r"\S+\[\d+\]: segfault at [0-9a-f]+ ip [0-9a-f]+"),
-            sign(r"\S+\[\d+\]: general protection fault"),
-            sign(r"traps: \S+\[\d+\] (general protection fault|trap divide error)"),
+            report(r"\S+\[\d+\]: segfault at [0-9a-f]+ ip [0-9a-f]+", "medium"),
+            report(r"\S+\[\d+\]: general protection fault", "medium"),
+            report(r"traps: \S+\[\d+\] (general protection fault|trap divide error)", "medium"),
             hint(r"^Segmentation fault( \(core dumped\))?$"),
         ),
         explains=("exited-unexpectedly",),
@@ -98,7 +98,7 @@ CAUSES = (
         signs=(
             sign(r"is killed by signal: Illegal instruction"),
             sign(r"Fatal Python error: Illegal instruction"),
-            sign(r"traps: \S+\[\d+\] trap invalid opcode"),
+            report(r"traps: \S+\[\d+\] trap invalid opcode", "medium"),
         ),
         explains=("exited-unexpectedly",),
         see=("native-segv",),
@@ -148,18 +148,20 @@ CAUSES = (
     ),
     Cause(
         slug="killed-from-outside",
-        title="was killed from outside, and not for memory",
+        title="was killed by a signal that somebody sent, and not for memory",
         meaning=(
-            "Somebody sent SIGKILL: a person, a scheduler at the end of its patience, a watchdog, or "
-            "a user-space memory guard such as earlyoom or systemd-oomd. The kernel's own counters did "
-            "not move, so it was not the kernel."
+            "Somebody sent SIGKILL, or SIGTERM to this process alone: a person, a scheduler at the end "
+            "of its patience, a watchdog, a user-space memory guard such as earlyoom or systemd-oomd, or "
+            "code in the worker itself. A signal does not say who sent it, but the kernel's memory killer "
+            "keeps count, and where that can be read it counted none."
         ),
         evidence=(
-            "SIGKILL, not in our own kill ledger, and no `oom_kill` counter moved in the worker's "
-            "control group, in any above it, or in `/proc/vmstat`."
+            "SIGKILL, not in our own kill ledger, no `oom_kill` counter moved in the worker's control "
+            "group, in any above it, or in `/proc/vmstat`, and no limit on CPU time was reached. Or "
+            "SIGTERM to one worker, with the trainer and the other workers untouched."
         ),
         signs=(
-            proof(r"earlyoom\[\d+\]: sending SIG(KILL|TERM) to process \d+"),
+            report(r"earlyoom\[\d+\]: sending SIG(KILL|TERM) to process \d+"),
             proof(r"systemd-oomd\[\d+\]: (Considered|Killed) .*(pressure|swap)"),
             proof(r"systemd-oomd killed \d+ process"),
             sign(
@@ -167,6 +169,7 @@ CAUSES = (
             ),
             sign(r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT "),
             sign(r"=>> PBS: job killed: walltime"),
+            sign(r"is killed by signal: (Terminated|Hangup)"),
         ),
         explains=("killed-unexplained", "exited-unexpectedly"),
         see=("oom-killed", "group-sigterm"),
@@ -243,7 +246,10 @@ CAUSES = (
         ),
         evidence="SIGTERM to several processes within milliseconds, the trainer among them.",
         signs=(
-            sign(r"is killed by signal: (Terminated|Hangup)"),
+            sign(
+                r"worker \(pid (\d+)\) is killed by signal: (Terminated|Hangup)[\s\S]{0,8000}"
+                r"worker \((pid (?!\1\b)\d+\) is killed by signal: \2|pid\(s\) \d+, \d)"
+            ),
             proof(
                 r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION"
             ),
@@ -251,7 +257,7 @@ CAUSES = (
             sign(r"SignalException: Process \d+ got signal: (15|1)\b"),
             hint(r"exit(ed)? (with )?(code|status):? ?143\b"),
         ),
-        explains=("exited-unexpectedly",),
+        explains=("exited-unexpectedly", "killed-from-outside"),
         see=("killed-from-outside",),
         remedies=(
             todo("Save when asked to stop", "signal.signal(signal.SIGTERM, save_and_exit)"),
@@ -338,10 +344,11 @@ CAUSES = (
         slug="cpu-limit",
         title="used up its CPU time",
         meaning=(
-            "A limit on CPU seconds (ulimit -t) is set, and this process has spent them. Login nodes "
-            "of clusters often have one."
+            "A limit on CPU seconds (ulimit -t) is set, as login nodes of clusters often do, and this "
+            "process has spent them. At the soft limit the kernel sends SIGXCPU, at the hard limit SIGKILL; "
+            "where both are the same, only SIGKILL is seen."
         ),
-        evidence="SIGXCPU.",
+        evidence="SIGXCPU; or SIGKILL with as much CPU time used as the hard limit in /proc/PID/limits.",
         signs=(
             proof(r"is killed by signal: CPU time limit exceeded"),
             proof(r"Cputime limit exceeded"),

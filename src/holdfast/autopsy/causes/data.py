@@ -79,6 +79,9 @@ CAUSES = (
             proof(r"stack expects each tensor to be equal size, but got"),
             proof(r"Trying to resize storage that is not resizable"),
             proof(r"default_collate: batch must contain tensors.*; found"),
+            proof(
+                r"/(_utils|memory)/collate\.py\", line \d+, in [^\n]*(\n[ \t][^\n]*)*\n(?P<said>\w*Error: [^\n]*\bNoneType\b)"
+            ),
             proof(r"each element in list of batch should be of equal size"),
             sign(r"batch must contain tensors, numbers, dicts or lists; found"),
             sign(

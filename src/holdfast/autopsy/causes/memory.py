@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
+from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 
 __all__ = ["CAUSES"]
 
@@ -42,11 +42,11 @@ CAUSES = (
             "the kernel log names the pid. Without a counter nobody may call it that."
         ),
         signs=(
-            proof(r"Memory cgroup out of memory: Kill(ed)? process"),
-            proof(r"Out of memory(: |\. |: Kill process |: Killed process )Kill(ed)? process"),
-            proof(r"oom-kill:constraint=CONSTRAINT_"),
-            proof(r"invoked oom-killer: gfp_mask"),
-            proof(r"oom_reaper: reaped process"),
+            report(r"Memory cgroup out of memory: Kill(ed)? process"),
+            report(r"Out of memory(: |\. |: Kill process |: Killed process )Kill(ed)? process"),
+            report(r"oom-kill:constraint=CONSTRAINT_"),
+            report(r"invoked oom-killer: gfp_mask"),
+            report(r"oom_reaper: reaped process"),
             proof(r"slurmstepd: error: Detected \d+ oom[-_]kill event"),
             sign(r"srun: error: \S+ tasks? [\d,-]+: Out Of Memory"),
             sign(r"JOB \d+ ON \S+ CANCELLED AT .* DUE TO (memory|MEMORY)"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.autopsy.cause import Cause, hint, proof, sign, todo
+from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 
 __all__ = ["CAUSES"]
 
@@ -70,7 +70,7 @@ CAUSES = (
         ),
         evidence="State D, or asleep in an nfs, fuse, ceph or block-device function; I/O pressure.",
         signs=(
-            sign(r"INFO: task \S+:\d+ blocked for more than \d+ seconds"),
+            report(r"INFO: task \S+:\d+ blocked for more than \d+ seconds", "medium"),
             sign(r"nfs: server \S+ not responding"),
             sign(
                 r"(?i)(ceph|lustre|gpfs|beegfs|fuse)\S*:? [^\n]{0,80}(timed? ?out|not responding|hung)"

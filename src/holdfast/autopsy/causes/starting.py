@@ -110,8 +110,16 @@ CAUSES = (
             "pickles the dataset and imports the main script. Code that relied on fork then fails with "
             "pickle errors."
         ),
-        evidence="Python 3.14 or later and no start method chosen.",
-        signs=(proof(r"Python 3\.14\+ changed the multiprocessing start method"),),
+        evidence=(
+            "A traceback through Python 3.14's popen_forkserver.py. torch mentions 3.14 with every Python, "
+            "so its warning alone says nothing."
+        ),
+        signs=(
+            proof(
+                r"/python3\.(1[4-9]|[2-9]\d)/multiprocessing/popen_forkserver\.py\"[^\n]*(\n[ \t][^\n]*)*"
+                r"\n(?P<said>[\w.]*(PicklingError|TypeError|AttributeError): [^\n]*([Pp]ickle|local object)[^\n]*)"
+            ),
+        ),
         explains=("unpicklable-args", "exited-unexpectedly"),
         see=("unpicklable-args", "spawn-bootstrap"),
         remedies=(

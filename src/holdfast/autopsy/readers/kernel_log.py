@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from holdfast.autopsy.readers import HERE, Roots, process
 
-__all__ = ["KernelLog", "about", "read"]
+__all__ = ["KernelLog", "Subject", "about", "read", "subject"]
 
 _RECORDS = 20_000  # of /dev/kmsg, at most
 _RING = 8192  # bytes of one record
@@ -63,6 +63,41 @@ def about(pid: int, lines: Iterable[str]) -> tuple[str, ...]:
         re.compile(rf"INFO: task \S+:{pid} blocked for more than"),
     )
     return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whom a line is about; who asks for memory is named without a pid."""
+
+    name: str
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name})" if self.pid is not None else self.name
+
+
+_SUBJECTS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"[Kk]ill(?:ed)? process (?P<pid>\d+),? \((?P<name>[^)]*)\)",
+        r"oom-kill:.*\btask=(?P<name>[^,]*),pid=(?P<pid>\d+)",
+        r"reaped process (?P<pid>\d+) \((?P<name>[^)]*)\)",
+        r"(?P<name>[^\s\[]+)\[(?P<pid>\d+)\]:? (?:segfault|general protection|trap )",
+        r"INFO: task (?P<name>\S+):(?P<pid>\d+) blocked",
+        r"sending SIG\w+ to process (?P<pid>\d+)(?: uid \d+)?(?: \"(?P<name>[^\"]*)\")?",
+        r"(?P<name>\S+) invoked oom-killer",
+    )
+)
+
+
+def subject(line: str) -> Subject | None:
+    """The process a line is about, if it names one."""
+    for pattern in _SUBJECTS:
+        if match := pattern.search(line):
+            found = match.groupdict()
+            pid = found.get("pid")
+            return Subject(found["name"] or "?", None if pid is None else int(pid))
+    return None
 
 
 def _kmsg(roots: Roots, since: float) -> list[str] | None:

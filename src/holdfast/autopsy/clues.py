@@ -1,0 +1,212 @@
+"""What stands in a text: messages of causes, who they are about, and how it ended.
+
+A message alone is not enough. The kernel writes of any process on the machine, so a line of its log
+counts for a worker only if the text names a worker with that pid. And an error that the run
+survived is not what it died of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.cause import CONFIDENCES, Confidence, Sign
+from holdfast.autopsy.ending import Ending, Endings
+from holdfast.autopsy.readers.kernel_log import Subject, subject
+from holdfast.autopsy.windows import Window, windows
+
+__all__ = ["Clues", "Finding", "find"]
+
+_MANY = 1000  # pids that are kept, the last ones
+_WORKERS = re.compile(
+    r"worker(?: \d+)? \(pid(?:\(s\))?[ :=]*([\d, ]+)\)"
+    r"|\(pid: (\d+)\)|received by PID (\d+)|Process (\d+) got signal"
+)
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_PYTHON = re.compile(r"i?python|pt_|torchrun")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause's message, found in a text."""
+
+    slug: str
+    confidence: Confidence
+    line: int  # counted from 1
+    text: str
+    source: str = ""  # the file, where there are several
+    note: str = ""  # what has to be known about it
+    aside: bool = False  # it is about another process, or from before the end: it explains nothing
+
+    @property
+    def weight(self) -> int:
+        return CONFIDENCES.index(self.confidence)
+
+
+@dataclass
+class Clues:
+    """Gathered while a text goes by; of bounded size."""
+
+    lines: int = 0
+    blank: bool = True
+    _best: dict[tuple[str, str], Finding] = field(default_factory=dict)  # by cause and source
+    _latest: dict[tuple[str, str], int] = field(default_factory=dict)  # line of any message
+    _reports: dict[tuple[str, Subject], Finding] = field(default_factory=dict)
+    _workers: dict[int, None] = field(default_factory=dict)
+    _endings: dict[str, Endings] = field(default_factory=dict)
+
+    def read(self, chunks: Iterable[str], source: str = "") -> None:
+        """Take in a text, or one more."""
+        ending = self._endings.setdefault(source, Endings())
+        last = 0
+        for window in windows(chunks):
+            last = window.numbers[-1]
+            for number, line in zip(
+                window.numbers[window.fresh :], window.lines[window.fresh :], strict=True
+            ):
+                ending.feed(number, line)
+            self._search(window, source)
+        self.lines += last
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The pids that the text gives for workers, or for the processes of the run."""
+        return tuple(self._workers)
+
+    def ending(self) -> tuple[str, Ending] | None:
+        """Where and how the last text ends, if that is an error none of our messages is in."""
+        for source in reversed(self._endings):
+            last = self._endings[source].last
+            if last is not None and self._is_other(source, last):
+                return source, last
+        return None
+
+    def findings(self) -> tuple[Finding, ...]:
+        """The best message of every cause, surest first.
+
+        One that is the mere consequence of another cause that was found as surely or more is left
+        out: `exited unexpectedly` beside a line of the memory killer says nothing new.
+        """
+        found: dict[str, Finding] = {}
+        for one in (*map(self._placed, self._best.values()), *self._attributed()):
+            best = found.get(one.slug)
+            if best is None or (not one.aside, one.weight) > (not best.aside, best.weight):
+                found[one.slug] = one
+        consequences = {
+            other
+            for slug, finding in found.items()
+            if not finding.aside
+            for other in CATALOGUE[slug].explains
+            if other in found and (found[other].aside or found[other].weight <= finding.weight)
+        }
+        kept = [finding for slug, finding in found.items() if slug not in consequences]
+        return tuple(sorted(kept, key=lambda one: (one.aside, -one.weight, one.line)))
+
+    # -- gathering -------------------------------------------------------------------------
+
+    def _search(self, window: Window, source: str) -> None:
+        text = "\n".join(window.lines)
+        self.blank = self.blank and not text.strip()
+        lower = text.lower()
+        for match in _WORKERS.finditer(text) if "pid" in lower or "process" in lower else ():
+            for pid in re.findall(r"\d+", "".join(filter(None, match.groups()))):
+                _remember(self._workers, int(pid[-18:]), None)
+        for cause in CATALOGUE.values():
+            for sign in cause.signs:
+                if sign.needle not in lower:
+                    continue
+                for match in sign.regex.finditer(text):
+                    said = "said" if "said" in sign.regex.groupindex else 0
+                    index = text.count("\n", 0, match.start(said))
+                    shown = window.lines[index].strip()
+                    finding = Finding(
+                        cause.slug, sign.confidence, window.numbers[index], shown, source
+                    )
+                    self._note(finding, sign)
+
+    def _note(self, finding: Finding, sign: Sign) -> None:
+        who = subject(finding.text) if sign.reports else None
+        if who is not None:
+            _remember(self._reports, (finding.slug, who), finding)
+            return
+        key = (finding.slug, finding.source)
+        best = self._best.get(key)
+        if best is None or (finding.weight, finding.line) > (best.weight, best.line):
+            self._best[key] = finding
+        self._latest[key] = max(finding.line, self._latest.get(key, 0))
+
+    # -- weighing --------------------------------------------------------------------------
+
+    def _is_other(self, source: str, last: Ending) -> bool:
+        """Whether a text's last error is one that we know nothing of."""
+        return not last.follows and not any(
+            line >= last.first for (_, where), line in self._latest.items() if where == source
+        )
+
+    def _placed(self, finding: Finding) -> Finding:
+        """What stands before the last error was survived, unless it led to it."""
+        last = self._endings[finding.source].last
+        key = (finding.slug, finding.source)
+        if last is None or last.follows or self._latest[key] >= last.first:
+            return finding
+        at_the_end = {
+            slug
+            for (slug, where), line in self._latest.items()
+            if where == finding.source and line >= last.first
+        }
+        led_to_it = bool(at_the_end & set(CATALOGUE[finding.slug].explains))
+        if led_to_it or not _survivable(finding):
+            return finding
+        note = f"the run seems to have gone on after it: its last error is line {last.line}"
+        return replace(finding, confidence="low", aside=True, note=f"{note}, {last.text[:200]}")
+
+    def _attributed(self) -> list[Finding]:
+        """Lines about single processes: whether that was a worker."""
+        killed = {slug for slug, who in self._reports if who.pid is not None}
+        found = []
+        for (slug, who), finding in self._reports.items():
+            if who.pid is None and slug in killed:
+                continue  # who asked for memory; who paid stands in another line
+            found.append(self._attribute(finding, who))
+        return found
+
+    def _attribute(self, finding: Finding, who: Subject) -> Finding:
+        if who.pid is not None and who.pid in self._workers:
+            return finding
+        python = _PYTHON.match(who.name) is not None
+        if self._workers and who.pid is not None:
+            named = ", ".join(map(str, self.workers[:5]))
+            note = f"that was {who}, and the text names pid {named} for workers"
+            if python:
+                note += "; in a container the kernel counts pids otherwise, so it may be one"
+            return replace(finding, confidence="low", aside=True, note=note)
+        if not python:
+            note = f"that is about {who}, and nothing says that this was a worker"
+            return replace(finding, confidence="low", aside=True, note=note)
+        weight = min(finding.weight, CONFIDENCES.index("medium"))
+        note = f"that is about {who}; whether it was a worker the text does not say"
+        return replace(finding, confidence=CONFIDENCES[weight], note=note)
+
+
+def find(text: str) -> tuple[Finding, ...]:
+    """The findings in one text."""
+    clues = Clues()
+    clues.read([text])
+    return clues.findings()
+
+
+def _survivable(finding: Finding) -> bool:
+    """An exception, which code can catch, or a mere hint; not the last words of a process."""
+    said = re.search(r"\b\w*(Error|Exception|Warning)\b", finding.text)
+    return said is not None or finding.confidence == "low"
+
+
+def _remember(table: dict[_K, _V], key: _K, value: _V) -> None:
+    table.pop(key, None)
+    table[key] = value
+    if len(table) > _MANY:
+        del table[next(iter(table))]

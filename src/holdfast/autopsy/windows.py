@@ -1,0 +1,82 @@
+"""A text of any length, a stretch at a time, with the numbers its lines have in the file.
+
+A log of weeks does not fit into memory, and what ended the run may stand anywhere in it. So it is
+read in windows that overlap by more than the longest message spans. Colours, what progress bars
+overwrote and launchers' prefixes are taken off, but a line keeps the number an editor shows for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["Window", "windows"]
+
+SIZE = 1 << 18  # characters of a window
+OVERLAP = 1 << 14  # characters that come again in the next
+_LONGEST = 1 << 16  # characters after which a line without an end is cut
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(r"(\[?rank ?\d+\]?:\s|\[default\d+\]:|\d+: (?=\w*Error|Traceback| ))")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Lines in a row; those before `fresh` stood in the window before, too."""
+
+    lines: tuple[str, ...]
+    numbers: tuple[int, ...]
+    """Of each line, counted from 1; what a progress bar wrote over itself has one number."""
+    fresh: int = 0
+
+
+def windows(chunks: Iterable[str], *, size: int = SIZE, overlap: int = OVERLAP) -> Iterator[Window]:
+    """The text that the chunks make up, in bounded memory."""
+    lines: list[str] = []
+    numbers: list[int] = []
+    held = fresh = 0
+    for number, line in _numbered(chunks):
+        lines.append(line)
+        numbers.append(number)
+        held += len(line) + 1
+        if held >= size:
+            yield Window(tuple(lines), tuple(numbers), fresh)
+            fresh = _kept(lines, overlap)
+            del lines[: len(lines) - fresh], numbers[: len(numbers) - fresh]
+            held = sum(map(len, lines)) + len(lines)
+    if len(lines) > fresh:
+        yield Window(tuple(lines), tuple(numbers), fresh)
+
+
+def _kept(lines: list[str], overlap: int) -> int:
+    """How many lines at the end make up the overlap."""
+    room = overlap
+    for count, line in enumerate(reversed(lines)):
+        room -= len(line) + 1
+        if room < 0:
+            return count
+    return len(lines)
+
+
+def _numbered(chunks: Iterable[str]) -> Iterator[tuple[int, str]]:
+    number, rest = 1, ""
+    for chunk in chunks:
+        rest += chunk
+        # A return at the very end may be the first half of "\r\n".
+        cut = 1 + max(rest.rfind("\n"), rest.rfind("\r", 0, -1))
+        if not cut and len(rest) > _LONGEST:
+            cut = len(rest)
+        yield from _pieces(rest[:cut], number)
+        number += rest.count("\n", 0, cut)
+        rest = rest[cut:]
+    yield from _pieces(rest, number)
+
+
+def _pieces(text: str, number: int) -> Iterator[tuple[int, str]]:
+    raw = _ANSI.sub("", text).split("\n")
+    for index, line in enumerate(raw):
+        if not line and index == len(raw) - 1:
+            continue  # what stands after the last line's end
+        for piece in line.removesuffix("\r").split("\r"):
+            yield number + index, _PREFIX.sub("", piece, 1) if _PREFIX.match(piece) else piece
