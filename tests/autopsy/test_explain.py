@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast
 from holdfast.autopsy.catalogue import CATALOGUE
@@ -288,6 +290,38 @@ def test_it_says_whose_line_it_was() -> None:
     other = explain(f"{KILLED}\n{ELSE}").verdicts[1]
     assert (other.cause, other.confidence) == ("oom-killed", "low")
     assert "the text names pid 812 for workers" in other.because[1]
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                OOM,
+                ELSE,
+                SEGV,
+                KILLED,
+                GONE,
+                "Traceback (most recent call last):",
+                "  File",
+                "ValueError: x",
+                "\r",
+                "\x1b[3",
+                "\u2028",
+                "\x85",
+                "Original Traceback (most recent call last):",
+                "Killed process " + "9" * 5000 + " (x)",
+                "worker (pid " + "8" * 5000 + ")",
+            ]
+        )
+        | st.text(max_size=20)
+    ),
+    st.sampled_from(["\n", "\r", "\r\n", ""]),
+)
+def test_no_text_is_too_odd(parts: list[str], end: str) -> None:
+    """Whatever it is, it is answered, and what is shown stands in the text."""
+    text = end.join(parts)
+    for verdict in explain(text).verdicts:
+        assert verdict.because[0].partition(" says: ")[2][:20].strip() in text.replace("\x1b[3", "")
 
 
 # -- how it ended --------------------------------------------------------------------------

@@ -113,8 +113,8 @@ class Clues:
         self.blank = self.blank and not text.strip()
         lower = text.lower()
         for match in _WORKERS.finditer(text) if "pid" in lower or "process" in lower else ():
-            for pid in re.findall(r"\d+", "".join(filter(None, match.groups()))):
-                _remember(self._workers, int(pid[-18:]), None)
+            for pid in re.findall(r"\b\d{1,9}\b", "".join(filter(None, match.groups()))):
+                _remember(self._workers, int(pid), None)
         for cause in CATALOGUE.values():
             for sign in cause.signs:
                 if sign.needle not in lower:

@@ -80,7 +80,7 @@ CAUSES = (
             proof(r"Trying to resize storage that is not resizable"),
             proof(r"default_collate: batch must contain tensors.*; found"),
             proof(
-                r"/(_utils|memory)/collate\.py\", line \d+, in [^\n]*(\n[ \t][^\n]*)*\n(?P<said>\w*Error: [^\n]*\bNoneType\b)"
+                r"/(_utils|memory)/collate\.py\", line \d+, in [^\n]*(\n[ \t][^\n]*){0,60}\n(?P<said>\w*Error: [^\n]*\bNoneType\b)"
             ),
             proof(r"each element in list of batch should be of equal size"),
             sign(r"batch must contain tensors, numbers, dicts or lists; found"),

@@ -116,7 +116,7 @@ CAUSES = (
         ),
         signs=(
             proof(
-                r"/python3\.(1[4-9]|[2-9]\d)/multiprocessing/popen_forkserver\.py\"[^\n]*(\n[ \t][^\n]*)*"
+                r"/python3\.(1[4-9]|[2-9]\d)/multiprocessing/popen_forkserver\.py\"[^\n]*(\n[ \t][^\n]*){0,60}"
                 r"\n(?P<said>[\w.]*(PicklingError|TypeError|AttributeError): [^\n]*([Pp]ickle|local object)[^\n]*)"
             ),
         ),

@@ -79,12 +79,12 @@ class Subject:
 _SUBJECTS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"[Kk]ill(?:ed)? process (?P<pid>\d+),? \((?P<name>[^)]*)\)",
-        r"oom-kill:.*\btask=(?P<name>[^,]*),pid=(?P<pid>\d+)",
-        r"reaped process (?P<pid>\d+) \((?P<name>[^)]*)\)",
-        r"(?P<name>[^\s\[]+)\[(?P<pid>\d+)\]:? (?:segfault|general protection|trap )",
-        r"INFO: task (?P<name>\S+):(?P<pid>\d+) blocked",
-        r"sending SIG\w+ to process (?P<pid>\d+)(?: uid \d+)?(?: \"(?P<name>[^\"]*)\")?",
+        r"[Kk]ill(?:ed)? process (?P<pid>\d{1,9}),? \((?P<name>[^)]*)\)",
+        r"oom-kill:.*\btask=(?P<name>[^,]*),pid=(?P<pid>\d{1,9})",
+        r"reaped process (?P<pid>\d{1,9}) \((?P<name>[^)]*)\)",
+        r"(?P<name>[^\s\[]+)\[(?P<pid>\d{1,9})\]:? (?:segfault|general protection|trap )",
+        r"INFO: task (?P<name>\S+):(?P<pid>\d{1,9}) blocked",
+        r"sending SIG\w+ to process (?P<pid>\d{1,9})(?: uid \d+)?(?: \"(?P<name>[^\"]*)\")?",
         r"(?P<name>\S+) invoked oom-killer",
     )
 )
