@@ -64,8 +64,10 @@ class History(RuleBasedStateMachine):
         self.now = 0.0
         self.length = length
         self.sizes = sizes
+        self.handed_out: dict[int, m.Task] = {}
         self.budget = Budget(budget, auto=auto)
-        self.share = Share(self.budget, max(sizes) if auto and budget is not None else None)
+        known = max(1, *sizes) if auto and budget is not None else None
+        self.share = Share(self.budget, known)
         self.other = Share(self.budget)  # another loader's
         self.unread = 0
         self.machine = make(
@@ -96,7 +98,10 @@ class History(RuleBasedStateMachine):
                 assert action.answered == len(self.heard[action.worker])
             elif isinstance(action, m.Dispatch):
                 self.inboxes[action.worker].append(action.item)
-                self.nothing_too_much_is_handed_out()
+                # What a replacement is asked for again was handed out when it was thought smaller.
+                if isinstance(action.item, m.Task) and id(action.item) not in self.handed_out:
+                    self.handed_out[id(action.item)] = action.item
+                    self.nothing_too_much_is_handed_out()
             elif isinstance(action, m.Abandon):
                 self.die(action.worker)
 
@@ -122,7 +127,7 @@ class History(RuleBasedStateMachine):
             self.obey(self.machine.handle(event))
 
     def size(self, index: int) -> int:
-        return self.sizes[index % len(self.sizes)]
+        return max(1, self.sizes[index % len(self.sizes)])
 
     def ready(self, worker: int) -> bool:
         return self.machine._seats[worker].ready
@@ -255,10 +260,10 @@ class History(RuleBasedStateMachine):
     def nothing_too_much_is_handed_out(self) -> None:
         """If all sizes are known: never more in flight than allowed, but for one alone."""
         limit = self.budget.limit
-        if limit is None or self.share.largest != max(self.sizes):
+        if limit is None or self.share.largest != max(1, *self.sizes):
             return
         mine = sum(isinstance(item, m.Task) for seat in self.machine._seats for item in seat.items)
-        mine += sum(task.done and task.counted > 0 for task in self.machine._tasks.values())
+        mine += sum(task.done for task in self.machine._tasks.values())
         if mine > 1:
             # What was handed out before somebody else took more is not taken back.
             assert self.share.in_flight <= limit or self.other.in_flight
@@ -273,7 +278,7 @@ class History(RuleBasedStateMachine):
         counted = sum(task.counted for task in making)
         counted += sum(self.size(task.index) for task in waiting) + self.unread
         assert self.share.in_flight == counted
-        assert all(task.counted >= 1 or self.share.largest == 0 for task in making)
+        assert all(task.counted >= 1 for task in making)
 
     @invariant()
     def order_is_kept(self) -> None:

@@ -651,11 +651,12 @@ class Machine:
         _agree(task, event.task)
         assert isinstance(task, Task)
         share = self.share
-        record = share.largest is None or event.nbytes > share.largest
-        share.became(task.counted, event.nbytes)
-        task.counted = event.nbytes
+        nbytes = max(1, event.nbytes)  # what is out counts, so that "nothing in flight" is true
+        record = share.largest is None or nbytes > share.largest
+        share.became(task.counted, nbytes)
+        task.counted = nbytes
         if record:
-            self._count_anew(event.nbytes)
+            self._count_anew(nbytes)
         self._finish(task, event.result)
         return []
 
