@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,8 @@ def test_the_loader_says_once_what_a_dataset_would_save(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_WORTH_A_WORD", 1 << 20)
-    monkeypatch.setattr(process, "meminfo", lambda: process.Meminfo(1 << 20, 1 << 20, 0, 0))
+    little = types.SimpleNamespace(meminfo=lambda: process.Meminfo(1 << 20, 1 << 20, 0, 0))
+    monkeypatch.setattr("holdfast.loader.process", little)
     loader = holdfast.DataLoader(Images(), batch_size=10_000, num_workers=2)
     for _ in range(2):
         list(loader)

@@ -144,6 +144,7 @@ def test_a_folder_that_cannot_be_read_is_reported_and_not_passed_over(
 # -- samples that do the worst ------------------------------------------------------------
 
 
+@pytest.mark.slow  # the same as in test_corpus.py, by way of the command
 def test_decoders_that_do_the_worst_are_survived(tmp_path: Path) -> None:
     out = tmp_path / "bad.jsonl"
     code, text, err = run("tests.samples.test_corpus:Decoders", "--stall-timeout", 1, "--out", out)

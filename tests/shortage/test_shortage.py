@@ -40,7 +40,10 @@ def run(which: str, kind: str, group: Path, *more: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", LIMITS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "Leaking" else pytest.mark.slow) for kind in LIMITS],
+)
 def test_a_run_that_would_not_fit_goes_through_with_the_same_stream(kind: str) -> None:
     with memory_group(LIMITS[kind] << 20) as group:
         done = run("holdfast", kind, group)

@@ -543,7 +543,11 @@ class Pool:
     def _watched(self) -> tuple[int, ...]:
         """The descriptors whose readiness wakes the watch."""
         nursery = self._nursery
-        return () if nursery.closed else (nursery.control.fileno(), nursery.pidfd)
+        if nursery.closed:
+            return ()
+        always = (nursery.control.fileno(), nursery.pidfd)
+        # A batch that arrives says how large they are: those that wait for that can be handed out.
+        return (*always, *self._channels) if self.machine.held_back else always
 
     def _interval(self) -> float:
         interval = self._longest_interval()
