@@ -191,7 +191,7 @@ def _rewrap(batch: Any, kind: type, wrap: Callable[[Any], Any]) -> Any:
 LOADERS = {
     loader.name: loader
     for loader in (
-        Loader("holdfast", "holdfast", "holdfast", holdfast),
+        Loader("holdfast", "holdfast", "holdfast.loader", holdfast),
         Loader("torch", "torch", "torch", stock),
         Loader("stateful", "torchdata", "torchdata.stateful_dataloader", stateful),
         Loader("nodes", "torchdata", "torchdata.nodes", nodes),
