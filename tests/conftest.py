@@ -24,9 +24,14 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hypothesis
 import pytest
 
 from tests.autopsy.matrices import MATRICES
+
+# How long an example takes says something about the machine, not about the product.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 GRACE = 3.0
 SHM = Path("/dev/shm")
