@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -266,3 +267,27 @@ def test_a_childs_next_on_its_parents_iterator_is_refused_also_when_the_lock_was
     finally:
         release.set()
         holder.join()
+
+
+def test_a_nursery_lets_go_of_what_belongs_to_its_parents_parent() -> None:
+    """Or workers of the first trainer would be kept from dying with it by a loader of its child."""
+    first = iter(DataLoader(Numbers(20), num_workers=1))
+    next(first)
+    line = os.fstat(first._pool._lifeline._writing)
+
+    def holders() -> int:
+        """How many processes below this one hold the first loader's line."""
+        second = iter(DataLoader(Numbers(20), num_workers=1))
+        next(second)
+        nursery = second._pool._nursery.pid
+        found = 0
+        for name in os.listdir(f"/proc/{nursery}/fd"):
+            path = f"/proc/{nursery}/fd/{name}"
+            with contextlib.suppress(OSError):
+                writes = bool(os.lstat(path).st_mode & 0o200)  # the link says how it is open
+                found += writes and os.path.samestat(os.stat(path), line)
+        second._shutdown_workers()
+        return found
+
+    assert in_a_child(holders) == "0"
+    assert [batch.item() for batch in first] == list(range(1, 20))

@@ -91,7 +91,7 @@ _CONTENT = 1 + HEAD.size
 
 _pools: dict[int, Pool] = {}  # all that are open, by id
 _leaving: set[Pool] = set()  # pools whose watch has been told to close them
-_not_ours: list[Pool] = []  # in a forked process: those of its parent
+_not_ours: list[Pool] = []  # in a forked process: those of its ancestors
 _ONE = (1).to_bytes(8, sys.byteorder)
 _descriptors = threading.Lock()
 """Held while descriptors are closed, or made and passed on by a fork: a number that one thread has
@@ -1128,7 +1128,7 @@ def _close_at_exit() -> None:
 def _in_child() -> None:
     global _descriptors
     _descriptors = threading.Lock()  # whoever held it is not here
-    _not_ours[:] = [*_pools.values(), *_leaving]
+    _not_ours.extend((*_pools.values(), *_leaving))  # beside those that were not our parent's
     _pools.clear()
     _leaving.clear()
 
