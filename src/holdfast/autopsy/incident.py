@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
+from holdfast.autopsy.evidence import signal_name
 
 __all__ = ["Incident", "describe_end", "describe_status"]
 
@@ -162,9 +162,6 @@ def describe_status(status: int | None) -> tuple[str, str | None, int | None]:
         return "killed", None, None
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        try:
-            name = signals.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"  # a real-time signal without a name
+        name = signal_name(number)
         return ("killed" if name in _OUTSIDE else "crashed"), name, -number
     return "exited", None, os.WEXITSTATUS(status)

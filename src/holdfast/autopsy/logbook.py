@@ -27,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from holdfast import lines
 from holdfast.autopsy.machine import Machine
 
 __all__ = ["KINDS", "Logbook", "Story", "rank_of", "read"]
@@ -100,12 +101,7 @@ class Logbook:
         with self._surviving(), _alone(self.folder):
             if _size(path) + len(line) >= self.limit and path.exists():
                 path.replace(self.folder / f"{kind}.1.jsonl")
-            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                torn = _is_torn(fd)
-                os.write(fd, (b"\n" if torn else b"") + line.encode() + b"\n")
-            finally:
-                os.close(fd)
+            lines.append(path, line.encode() + b"\n")
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -147,11 +143,6 @@ def _lock(fd: int) -> None:
             time.sleep(0.001)
         except OSError:
             return  # a file system without locks: one writer is the rule
-
-
-def _is_torn(fd: int) -> bool:
-    size = os.fstat(fd).st_size
-    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def _size(path: Path) -> int:

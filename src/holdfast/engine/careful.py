@@ -38,7 +38,13 @@ from torch.utils.data import Dataset
 
 from holdfast.autopsy.blackbox import FETCH
 from holdfast.engine.exceptions import without_our_frames
-from holdfast.engine.fetch import IterableFetcher, MapFetcher, makes_batches, state_of
+from holdfast.engine.fetch import (
+    Fetcher,
+    IterableFetcher,
+    MapFetcher,
+    makes_batches,
+    state_of,
+)
 from holdfast.engine.randomness import Randomness, Snapshot, bring_back
 from holdfast.errors import NoSubstitute, PoisonSample, ReplicaLost, WorkerError
 from holdfast.memory.collate import Placement
@@ -112,18 +118,19 @@ _UNLOADED: Final = _Mark()  # a sample that ``__getitems__`` is to load with the
 _FAILED: Final = _Mark()
 
 
-class _Careful:
+class _Careful(Fetcher):
     """What both kinds of dataset have in common."""
 
-    dataset: Any
-    collate_fn: Callable[[Any], Any]
-    auto_collation: bool
-    recorder: Any
-    _collate: Callable[[int, Any], Any]
-
-    def _be_careful(
-        self, policy: Policy, worker_id: int | None, catch: type[BaseException]
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        policy: Policy,
+        worker_id: int | None,
+        catch: type[BaseException] = BaseException,
+        **kwargs: Any,
     ) -> None:
+        super().__init__(dataset, **kwargs)
         self.policy = policy
         self.worker_id = worker_id
         self.catch = catch  # in the main process Ctrl-C is no bad sample
@@ -295,14 +302,10 @@ class CarefulMapFetcher(_Careful, MapFetcher):
         self,
         dataset: Any,
         *,
-        policy: Policy,
-        worker_id: int | None,
-        catch: type[BaseException] = BaseException,
         more: Callable[[], Iterable[tuple[int, Any]]] = lambda: (),
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, **kwargs)
-        self._be_careful(policy, worker_id, catch)
         self._columns: bool | None = None  # whether ``__getitems__`` makes them, once it is seen
         self._load: Callable[[Any], Any] = functools.partial(operator.getitem, dataset)
         has_no_single = getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__)
@@ -575,17 +578,8 @@ class CarefulIterableFetcher(_Careful, IterableFetcher):
     after the failure. Where neither helps, or helps no further, `ReplicaLost` says so.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        policy: Policy,
-        worker_id: int | None,
-        catch: type[BaseException] = BaseException,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, dataset: Any, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)
-        self._be_careful(policy, worker_id, catch)
         # Of the failure just before; all forgotten with the next good element.
         self._failure: tuple[str, str, str] | None = None
         self._repeated = 0

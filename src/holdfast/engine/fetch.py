@@ -17,14 +17,16 @@ from holdfast.engine.faults import Faults
 from holdfast.memory.arena import Arena
 from holdfast.memory.collate import Placement
 
-__all__ = ["IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
+__all__ = ["Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
 
 def _nothing() -> None:
     pass
 
 
-class _Base:
+class Fetcher:
+    """What makes batches of a dataset, of either kind."""
+
     def __init__(
         self,
         dataset: Any,
@@ -85,7 +87,7 @@ def makes_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-class MapFetcher(_Base):
+class MapFetcher(Fetcher):
     """For datasets with ``__getitem__``."""
 
     def fetch(self, task: int, index: Any) -> Any:
@@ -121,7 +123,7 @@ class MapFetcher(_Base):
         return data
 
 
-class IterableFetcher(_Base):
+class IterableFetcher(Fetcher):
     """For datasets with ``__iter__``; raises StopIteration when there is nothing more."""
 
     def __init__(

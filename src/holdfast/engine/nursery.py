@@ -67,13 +67,12 @@ class NotBorn:
 
 @dataclass(frozen=True)
 class Died:
-    """A worker was reaped: `status` as waitpid gives it, `max_rss` in KiB, `cpu` in seconds."""
+    """A worker was reaped: `status` as waitpid gives it, `cpu` in seconds."""
 
     worker: int
     generation: int
     pid: int
     status: int
-    max_rss: int
     cpu: float
     cpu_limit: float | None  # the hard one, where the kernel kills; None: unlimited or not known
 
@@ -356,7 +355,7 @@ class _Nurse:
         _, status, usage = os.wait4(pid, 0)
         os.close(pidfd)
         cpu = usage.ru_utime + usage.ru_stime
-        self._report(Died(worker, generation, pid, status, usage.ru_maxrss, cpu, limit))
+        self._report(Died(worker, generation, pid, status, cpu, limit))
 
     def _signal(self, worker: int, generation: int, number: int) -> None:
         for pidfd, (pid, one, other) in self.children.items():

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.samples.record import BadSample
+from holdfast import lines
+from holdfast.samples.record import BadSample, key_of
 
 __all__ = ["Found", "Quarantine", "label"]
 
@@ -91,22 +92,12 @@ class Quarantine:
     def append(self, *bad: BadSample) -> None:
         """Add records and see that they are on the disk. Raises OSError if they cannot be."""
         about = {"holdfast": VERSION, "dataset": self.dataset}
-        line = b""
+        records = b""
         for one in bad:
             where = shown_in(one.name, self.settings)
             fields = {**about, **({"where": where} if where else {}), **one.to_json()}
-            line += json.dumps(fields, ensure_ascii=True).encode() + b"\n"
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":
-                line = b"\n" + line  # somebody died while writing
-            written = os.write(file, line)
-            if written != len(line):
-                raise OSError(f"only {written} of {len(line)} bytes were written to {self.path}")
-            os.fsync(file)
-        finally:
-            os.close(file)
+            records += json.dumps(fields, ensure_ascii=True).encode() + b"\n"
+        lines.append(self.path, records, sync=True)
 
 
 def label(dataset: Any) -> str:
@@ -117,7 +108,8 @@ def label(dataset: Any) -> str:
     kind = f"{_module_of(type(dataset))}.{type(dataset).__qualname__}"
     indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
     if inner is not None and indices is not None:  # torch's Subset: the same class for every split
-        chosen = hashlib.sha256(repr(list(indices)).encode()).hexdigest()[:8]
+        keys = [key_of(index) for index in indices]  # 3 is 3, whoever's integer it is
+        chosen = hashlib.sha256(repr(keys).encode()).hexdigest()[:8]
         return f"{kind}({label(inner)}, {chosen})"
     if callable(getattr(dataset, "sample_name", None)):
         return kind
