@@ -20,6 +20,7 @@ from holdfast import options
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import process
+from holdfast.engine.settings import Settings
 from holdfast.engine.stats import Stats
 from holdfast.memory.budget import Budget, for_all
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts, Memory
@@ -216,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._options()
         options.check_places(quarantine=quarantine)
 
-    def _options(self) -> options.Options:
+    def _options(self) -> Settings:
         """The options as they are now: they stay assignable, like ``num_workers``. Persistent
         workers keep those they began with."""
         return options.parse(

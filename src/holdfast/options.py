@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from holdfast.engine.machine import RestartPolicy
+from holdfast.engine.settings import Settings
 from holdfast.memory.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "Options", "parse"]
+__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "parse"]
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
 Memory = int | str | None
@@ -25,20 +25,6 @@ Memory = int | str | None
 DEFAULT_STALL_TIMEOUT = 300.0
 RESTART_PERIOD = 60.0
 RESTARTS_PER_WORKER = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options, ready to use."""
-
-    restarts: RestartPolicy
-    stall_timeout: float | None
-    policy: Policy | None  # for bad samples; None to let them raise
-    limit: Limit
-    quarantine: str | None
-    logbook: str | None
-    memory_budget: int | Literal["auto"] | None
-    worker_memory_limit: int | Literal["auto"] | None
 
 
 def parse(
@@ -52,7 +38,7 @@ def parse(
     logbook: Any = None,
     memory_budget: Any = "auto",
     worker_memory_limit: Any = "auto",
-) -> Options:
+) -> Settings:
     """Check all options; a wrong one is named with its value and what would be right."""
     stall = _stall_timeout(stall_timeout)
     policy = _policy(on_bad_sample, stall)
@@ -63,7 +49,7 @@ def parse(
                     f'{name}={value!r} has no meaning with on_bad_sample="raise", where the first '
                     'bad sample ends the run; use on_bad_sample="skip" or "replace"'
                 )
-    return Options(
+    return Settings(
         restarts=_restarts(max_restarts, num_workers),
         stall_timeout=stall,
         policy=policy,

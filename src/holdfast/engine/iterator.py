@@ -32,19 +32,21 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts
 from holdfast.engine import machine as m
-from holdfast.engine.careful import DROPPED, CarefulIterableFetcher, CarefulMapFetcher
+from holdfast.engine.careful import DROPPED
+from holdfast.engine.careful_iterable import CarefulIterableFetcher
+from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.faults import Faults
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
 from holdfast.engine.pool import Failed, Pool, Refused, Reported, TimedOut, WorkerHandle
+from holdfast.engine.settings import Settings
 from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.engine.worker import Blueprint
 from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
-from holdfast.options import Options
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.record import name_of
@@ -62,7 +64,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
     With a policy for bad samples the fetcher is ours. There is no net here for samples that kill.
     """
 
-    def __init__(self, loader: Any, options: Options, stats: Stats, ledger: Ledger) -> None:
+    def __init__(self, loader: Any, options: Settings, stats: Stats, ledger: Ledger) -> None:
         super().__init__(loader)
         self._stats = stats
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
@@ -156,7 +158,7 @@ class ProcessIterator(_BaseDataLoaderIter):
     def __init__(
         self,
         loader: Any,
-        options: Options,
+        options: Settings,
         stats: Stats,
         on_incident: Callable[[Incident], None],
         ledger: Ledger,
@@ -391,7 +393,7 @@ def _no_end(index: Any) -> WorkerError:
     )
 
 
-def _open_account(iterator: Any, options: Options, ledger: Ledger) -> Account | None:
+def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:
     """The books of an epoch; None if bad samples raise as with torch."""
     if options.policy is None:
         return None

@@ -35,7 +35,9 @@ from torch.utils.data.graph_settings import apply_random_seed
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import IDLE, REPLAY, SEND, START, STOP, Recorder
 from holdfast.engine import faults as fault_points
-from holdfast.engine.careful import DROPPED, CarefulIterableFetcher, CarefulMapFetcher
+from holdfast.engine.careful import DROPPED
+from holdfast.engine.careful_iterable import CarefulIterableFetcher
+from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.channel import Channel
 from holdfast.engine.exceptions import Failure, describe
 from holdfast.engine.faults import Faults

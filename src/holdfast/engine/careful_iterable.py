@@ -1,0 +1,191 @@
+"""Iterable datasets with a policy for bad samples: how to go on after an element that raised.
+
+The rules are in `careful`. A Python generator that raised is finished, and asking it again looks
+like the end of the data. An iterator that is no generator can be asked again. A dataset with
+``state_dict`` is taken up after the failure. Where neither helps, or helps no further,
+`ReplicaLost` says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import random
+from typing import Any, Final
+
+from holdfast.autopsy.blackbox import FETCH
+from holdfast.engine.careful import DROPPED, Batch, Careful, Row, Trouble
+from holdfast.engine.fetch import IterableFetcher, state_of
+from holdfast.errors import ReplicaLost
+from holdfast.samples import record, substitute
+from holdfast.samples.record import BadSample
+from holdfast.samples.substitute import NOTHING, Brief
+
+__all__ = ["CarefulIterableFetcher"]
+
+NO_PROGRESS: Final = 16  # equal failures of an iterator in a row, with nothing between them
+
+
+class CarefulIterableFetcher(Careful, IterableFetcher):
+    """For datasets with ``__iter__``."""
+
+    def __init__(self, dataset: Any, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        # Of the failure just before; all forgotten with the next good element.
+        self._failure: tuple[str, str, str] | None = None
+        self._repeated = 0
+        self._state_then: bytes | None = None
+        self._through_generator: BaseException | None = None
+        self._spare: Any = None  # a good one, for when no other comes
+
+    def fetch(self, task: int, index: Any, brief: Brief | None = None) -> Any:
+        self.reports = []
+        if self.ended:
+            raise StopIteration
+        self._begin(task)
+        size = len(index) if self.auto_collation else 1
+        batch = Batch(task, [], NOTHING, [], set(), set())
+        placement = batch.placement = self._placement(index) if self.auto_collation else None
+        for _ in range(size):
+            try:
+                row = self._from_ahead(batch) if self.ahead else self._row(batch)
+            except StopIteration:
+                self.ended = True
+                break
+            if row is None:
+                continue
+            if placement is not None and row.sample is not _PENDING and not row.given:
+                row.sample = placement.place(row.sample)
+            batch.rows.append(row)
+            self.tidy()
+        if self.ended and (not batch.rows or (self.drop_last and len(batch.keys) < size)):
+            raise StopIteration
+        made = self._together(batch)
+        if made is DROPPED and self.ended:
+            raise StopIteration
+        return made
+
+    def _from_ahead(self, batch: Batch) -> Row:
+        row: Row = self.ahead.pop(0)
+        row.position = len(batch.keys)
+        batch.keys.append(None)
+        return row
+
+    def _row(self, batch: Batch) -> Row | None:
+        position = len(batch.keys)
+        self.recorder.note(batch.task, position, FETCH)
+        try:
+            sample = next(self.iterator)
+        except StopIteration:
+            if self._through_generator is None:
+                raise
+            self._go_on_after(self._through_generator)  # no end: a generator inside had raised
+            return self._row(batch)
+        except self.catch as error:
+            batch.keys.append(None)
+            bad = self._bad(batch, position, "raised", cause=error)
+            row = self._settle(batch, Trouble(bad, error))
+            self._count_failure(bad, error)
+            return row
+        batch.keys.append(None)
+        self._failure = self._state_then = self._through_generator = None
+        self._repeated = 0
+        if sample is None:
+            return self._settle(batch, Trouble(self._bad(batch, position, "none")))
+        return Row(position, sample)
+
+    # -- after a failure ------------------------------------------------------------------
+
+    def _count_failure(self, bad: BadSample, error: BaseException) -> None:
+        failure = (bad.error, bad.message, bad.digest)
+        self._repeated = self._repeated + 1 if failure == self._failure else 1
+        self._failure = failure
+        if self._repeated >= NO_PROGRESS:
+            self._lose(error, f"it raised the same {self._repeated} times in a row")
+        if inspect.isgenerator(self.iterator):
+            self._go_on_after(error)
+        elif _passed_through_a_generator(error):
+            self._through_generator = error  # if the next answer is the end, it is not the end
+
+    def _go_on_after(self, error: BaseException) -> None:
+        """The generator is finished: make another from the state after the failure."""
+        self._through_generator = None
+        iterator = self.iterator
+        parts = (state_of(self.dataset), None if iterator is self.dataset else state_of(iterator))
+        if parts == (None, None):
+            self._lose(error, "a Python generator that has raised is finished")
+        state = pickle.dumps(parts)
+        if state == self._state_then:
+            self._lose(error, "its state_dict() after the error leads back to the same error")
+        self._state_then = state
+        if parts[0] is not None:
+            self.dataset.load_state_dict(parts[0])
+        self.iterator = iter(self.dataset)
+        if parts[1] is not None:
+            self.iterator.load_state_dict(parts[1])  # type: ignore[attr-defined]
+
+    def _lose(self, error: BaseException, why: str) -> None:
+        self.ended = True
+        raise ReplicaLost(
+            f"the IterableDataset raised {record.error_name(error)}: {record.message_of(error)}, "
+            f"and the elements after it cannot be had: {why}. The rest of this "
+            f"{'worker' if self.worker_id is not None else 'epoch'}'s part is lost.\n"
+            "What to do: catch the error inside __iter__ and go on there with the next element; "
+            "or let __iter__ return an object with __next__ that moves on before it loads; or give "
+            "the dataset state_dict() and load_state_dict() whose state, after an error, is past "
+            "the bad element."
+        ) from error
+
+    # -- standing in ----------------------------------------------------------------------
+
+    def _stand_in(self, batch: Batch, position: int) -> Row:
+        return Row(position, _PENDING, number=0)  # a good one may only come later in the batch
+
+    def _complete(self, batch: Batch) -> None:
+        """Fill the places of bad ones with copies of good ones: of this batch, else the next.
+
+        The next one is delivered in its own place too, so that the number of batches stays.
+        """
+        pending = [row for row in batch.rows if row.sample is _PENDING]
+        good = [row.sample for row in batch.rows if row.number is None]
+        if good and self.policy.replaces:
+            self._spare = copy.deepcopy(good[-1])  # the batch itself is the consumer's
+        if not pending:
+            return
+        if not good:
+            good = self._look_ahead(batch)
+        if not good:
+            batch.rows.clear()
+            return
+        for row in pending:
+            dice = random.Random(substitute.seed_for(batch.task, row.position))
+            row.sample = copy.deepcopy(dice.choice(good))
+
+    def _look_ahead(self, batch: Batch) -> list[Any]:
+        """The next good element, or at the end of the data the last one; none if there is none."""
+        while not any(row.number is None for row in self.ahead):
+            try:
+                row = self._row(batch)
+            except StopIteration:
+                return [] if self._spare is None else [self._spare]
+            if row is not None:
+                self.ahead.append(row)
+        return [row.sample for row in self.ahead if row.number is None]
+
+
+class _Pending:
+    def __reduce__(self) -> str:
+        return "_PENDING"
+
+
+_PENDING: Final = _Pending()
+
+
+def _passed_through_a_generator(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return True
+        trace = trace.tb_next
+    return False
