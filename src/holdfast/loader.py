@@ -30,7 +30,8 @@ from holdfast.samples.record import BadSample
 
 if sys.platform == "linux":
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
-    from holdfast.engine.pool import Pool, close_all
+    from holdfast.engine.pool import Pool
+    from holdfast.engine.registry import close_all
     from holdfast.memory.packing import advice
 
 __all__ = ["DataLoader"]
@@ -324,7 +325,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """End all workers of this loader now. It can be iterated again; batches stay valid."""
         runtime = self._runtime
         if runtime.owner == os.getpid() and runtime.pools:
-            close_all(runtime.pools)  # also those whose iterator is gone already
+            # Also those whose iterator is gone already.
+            close_all([pool.watch for pool in runtime.pools])
         runtime.iterator = None
 
     def __enter__(self) -> DataLoader[T_co]:

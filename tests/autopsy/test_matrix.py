@@ -151,7 +151,7 @@ def test_a_frozen_worker_is_called_frozen() -> None:
     with frozen() as freeze, loader:
         iterator = iter(loader)
         next(iterator)
-        assert eventually(lambda: iterator._pool._boxes.note(1).step == "idle")
+        assert eventually(lambda: iterator._pool.holdings.boxes.note(1).step == "idle")
         freeze(pids(iterator)[1])
         assert len(list(iterator)) == 11
         freeze.thaw()

@@ -16,7 +16,7 @@ import torch.utils.data
 
 import holdfast
 from holdfast import Incident
-from holdfast.engine import pool
+from holdfast.engine import silence
 from holdfast.engine.faults import VARIABLE
 from holdfast.options import RESTARTS_PER_WORKER
 from tests.faults import table
@@ -118,7 +118,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
         patch.setenv(GRANDCHILDREN, str(grandchildren))
         if case.breaks.verdict == STALLS and case.at.steps == ("boot",):
             # Importing torch takes its time where it must be done, and two minutes are allowed.
-            patch.setattr(pool, "BOOT_ALLOWANCE", 1.0 if case.method == "fork" else 20.0)
+            patch.setattr(silence, "BOOT_ALLOWANCE", 1.0 if case.method == "fork" else 20.0)
         if case.fault:
             patch.setenv(VARIABLE, case.fault)
         try:
@@ -162,7 +162,7 @@ def _from_outside(case: Case) -> Interfere:
 
 def step(iterator: Any, worker: int) -> str:
     """What a worker says in its black box that it is doing."""
-    return str(iterator._pool._boxes.note(worker).step)
+    return str(iterator._pool.holdings.boxes.note(worker).step)
 
 
 def wait_until_started(iterator: Any) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch.utils.data
 
 import holdfast
+from holdfast.engine.watch import CLOSED
 from tests.faults.checker import History, check_conduct, check_stream, play, seeded
 from tests.faults.datasets import KINDS, Collate, Init, Recipe
 from tests.faults.outside import kill
@@ -126,7 +127,7 @@ class Storm:
         machine = pool.machine
         seats = [Seat() for _ in range(machine.workers)]
         while not self.done.wait(min(1.0, self.dice.expovariate(1 / self.pace))):
-            if pool.closed:
+            if pool.watch.stage is CLOSED:
                 return
             for worker, seat in enumerate(seats):
                 seat.look(machine.generation(worker), machine._seats[worker].answered)
@@ -134,9 +135,9 @@ class Storm:
             number = self.dice.choice(SIGNALS)
             if self.nursery_too and self.dice.random() < 0.05:
                 if all(seat.may_be_struck(number) and not seat.chain for seat in seats):
-                    self._strike("nursery", pool._nursery.pid, signal.SIGKILL, *seats)
+                    self._strike("nursery", pool.holdings.nursery.pid, signal.SIGKILL, *seats)
             elif seats[worker].may_be_struck(number):
-                self._strike(number.name, pool._places[worker].pid, number, seats[worker])
+                self._strike(number.name, pool.holdings.places[worker].pid, number, seats[worker])
 
     def _strike(self, name: str, pid: int | None, number: int, *seats: Seat) -> None:
         if pid is None:

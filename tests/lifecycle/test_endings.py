@@ -78,7 +78,7 @@ WAYS = {
         iterator = iter(loader)
         next(iterator), next(iterator)
         wait_for_trouble()
-        os.kill(iterator._pool._nursery.pid, signal.SIGSTOP)
+        os.kill(iterator._pool.holdings.nursery.pid, signal.SIGSTOP)
         began = time.monotonic()
         loader.close()
 """,

@@ -273,13 +273,13 @@ def test_a_nursery_lets_go_of_what_belongs_to_its_parents_parent() -> None:
     """Or workers of the first trainer would be kept from dying with it by a loader of its child."""
     first = iter(DataLoader(Numbers(20), num_workers=1))
     next(first)
-    line = os.fstat(first._pool._lifeline._writing)
+    line = os.fstat(first._pool.holdings.lifeline._writing)
 
     def holders() -> int:
         """How many processes below this one hold the first loader's line."""
         second = iter(DataLoader(Numbers(20), num_workers=1))
         next(second)
-        nursery = second._pool._nursery.pid
+        nursery = second._pool.holdings.nursery.pid
         found = 0
         for name in os.listdir(f"/proc/{nursery}/fd"):
             path = f"/proc/{nursery}/fd/{name}"

@@ -123,7 +123,7 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Troubled("sleep"), num_workers=2))
-        say("nursery", iterator._pool._nursery.pid)
+        say("nursery", iterator._pool.holdings.nursery.pid)
         {WAITING}
         """
     )
@@ -136,7 +136,7 @@ def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: 
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Troubled("sleep"), num_workers=2))
-        say("nursery", iterator._pool._nursery.pid)
+        say("nursery", iterator._pool.holdings.nursery.pid)
         {WAITING}
         """
     )

@@ -32,18 +32,20 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts
 from holdfast.engine import machine as m
+from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.faults import Faults
+from holdfast.engine.handle import WorkerHandle
 from holdfast.engine.nursery import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
-from holdfast.engine.pool import Failed, Pool, Refused, Reported, TimedOut, WorkerHandle
+from holdfast.engine.pool import Pool, TimedOut
+from holdfast.engine.protocol import Blueprint
 from holdfast.engine.settings import Settings
 from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
-from holdfast.engine.worker import Blueprint
 from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
@@ -220,7 +222,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     worker_memory_limit=options.worker_memory_limit,
                 )
                 self._pool.user = weakref.ref(self)
-                self._finalizer = weakref.finalize(self, self._pool.dismiss)
+                self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)
                 self._finalizer.atexit = False  # all pools are closed together then
             self._reset(loader, first_iter=True)
         except BaseException:
@@ -301,28 +303,28 @@ class ProcessIterator(_BaseDataLoaderIter):
         try:
             with pool.lock:  # two threads may share an iterator
                 while True:
-                    taken = pool.taken
+                    taken = pool.epoch.taken
                     if taken is None:
                         draw = self._draw if self._ahead else self._next_index
                         taken = pool.next(draw, self._timeout)
                     if self._account is not None:
                         self._keep_books(self._account, taken)
                     if not isinstance(taken, m.Delivery):
-                        pool.taken = None
+                        pool.epoch.taken = None
                         break
                     if _answer(taken) is not DROPPED:
                         data = self._unwrap(taken)
                         pool.unpacked()
-                        pool.taken = None  # last: a signal handler may have raised just before
+                        pool.epoch.taken = None  # last: a signal handler may have raised before
                         return data
-                    pool.taken = None
+                    pool.epoch.taken = None
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except (KeyboardInterrupt, SystemExit, TooManyBadSamples):
             self._shutdown_workers()
             raise
         if isinstance(taken, m.GaveUp):
-            error = gave_up(taken, pool.machine.restarts, list(pool.obituaries))
+            error = gave_up(taken, pool.machine.restarts, list(pool.obituaries.published))
             self._shutdown_workers()
             raise error
         if isinstance(taken, Refused):
@@ -343,11 +345,12 @@ class ProcessIterator(_BaseDataLoaderIter):
                 bad = result.bad if isinstance(result, Reported) else ()
                 account.settle(len(taken.task.keys), bad, taken.task.keys)
             elif taken is m.END:
-                unclaimed, self._pool.unclaimed = self._pool.unclaimed, []
+                epoch = self._pool.epoch
+                unclaimed, epoch.unclaimed = epoch.unclaimed, []
                 account.settle(len(unclaimed), unclaimed)
                 account.end()
         except TooManyBadSamples:
-            self._pool.taken = None
+            self._pool.epoch.taken = None
             raise
 
     def _unwrap(self, delivery: m.Delivery) -> Any:
@@ -355,7 +358,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         result = _answer(delivery)
         if not isinstance(result, Parcel):
             error = self._error(delivery)
-            self._pool.taken = None
+            self._pool.epoch.taken = None
             raise error
         try:
             data = result.unpack()
@@ -364,7 +367,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             # If a signal handler raised, the batch is still to be had. One that cannot be unpacked
             # must not be in the way for ever.
             if not interrupts.struck(error):
-                self._pool.taken = None
+                self._pool.epoch.taken = None
             raise
 
     def _error(self, delivery: m.Delivery) -> BaseException:
@@ -380,7 +383,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 name_of=functools.partial(name_of, self._dataset),
             )
         past_it = self._account is not None
-        return poisoned(result, list(self._pool.obituaries), past_it=past_it)
+        return poisoned(result, list(self._pool.obituaries.published), past_it=past_it)
 
     def _shutdown_workers(self) -> None:
         self._pool.close()

@@ -40,9 +40,10 @@ from typing import Any
 
 from holdfast.engine import interrupts
 from holdfast.engine.lifeline import ARM, arm
+from holdfast.engine.protocol import Equipment
 from holdfast.memory import codec, threads
 
-__all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
+__all__ = ["Born", "Died", "NotBorn", "Nurse", "Nursery", "Report", "Signalled", "spawn_payload"]
 
 # What schedulers and people send to the whole process group is meant for the trainer.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -101,7 +102,7 @@ class Nursery:
         self.closed = False
 
     @classmethod
-    def fork(cls, nurse: Callable[[_Nurse], None], lifeline: int) -> Nursery:
+    def fork(cls, nurse: Callable[[Nurse], None], lifeline: int) -> Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
         ours, theirs = _socketpair()
         trainer = os.pidfd_open(os.getpid())
@@ -120,7 +121,7 @@ class Nursery:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     ours.close()
                     gc.freeze()
-                    nurse(_Nurse(theirs, trainer, lifeline))
+                    nurse(Nurse(theirs, trainer, lifeline))
                     status = 0
                 except BaseException:
                     sys.excepthook(*sys.exc_info())
@@ -246,7 +247,7 @@ class Nursery:
         self.pidfd = -1
 
 
-class _Nurse:
+class Nurse:
     """The loop inside the nursery."""
 
     def __init__(self, control: socket.socket, trainer: int, lifeline: int) -> None:
@@ -526,7 +527,7 @@ def serve_spawned(
             process.name = name
 
     def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
-        equipment = worker.Equipment(channel, arena, blackboxes, parent, lifeline)
+        equipment = Equipment(channel, arena, blackboxes, parent, lifeline)
         worker.run(pickle.loads(setup), equipment, find_blueprint)
 
     status = 1
@@ -534,7 +535,7 @@ def serve_spawned(
         gc.collect()
         gc.freeze()
         with socket.socket(fileno=control) as line:
-            _Nurse(line, trainer, lifeline).serve(deliver)
+            Nurse(line, trainer, lifeline).serve(deliver)
         status = 0
     finally:
         os._exit(status)

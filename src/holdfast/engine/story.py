@@ -9,7 +9,7 @@ from holdfast.autopsy.clues import find
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import machine as m
-from holdfast.engine.pool import Refused
+from holdfast.engine.answers import Refused
 from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
 from holdfast.samples.substitute import position_of, sample_of
 

@@ -21,9 +21,7 @@ import os
 import pickle
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,80 +42,36 @@ from holdfast.engine.faults import Faults
 from holdfast.engine.fetch import IterableFetcher, MapFetcher, state_of
 from holdfast.engine.lifeline import arm
 from holdfast.engine.pickling import find_unpicklable
+from holdfast.engine.protocol import (
+    BATCH,
+    ENDED,
+    ERROR,
+    HEAD,
+    MEMORY,
+    NOTHING_LEFT,
+    POINT,
+    RAISED,
+    READY,
+    REFUSED,
+    REPORT,
+    RESUMED,
+    RETIRED,
+    SIZES,
+    SURVIVED,
+    Blueprint,
+    Equipment,
+    Setup,
+)
 from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
 from holdfast.memory.housekeeping import Housekeeper
-from holdfast.memory.ladder import Allowance
-from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import Brief
 
-__all__ = ["Blueprint", "Equipment", "Setup", "run"]
-
-# Messages of a worker: one letter, then what belongs to it.
-READY, BATCH, ERROR, ENDED, RESUMED, REFUSED = b"R", b"B", b"E", b"S", b"A", b"X"
-REPORT, NOTHING_LEFT, SURVIVED = b"P", b"N", b"T"  # of bad samples; with a policy for them only
-
-RETIRED, RAISED = b"L", b"G"  # of its size: it goes; it is above its limit from the start
-MEMORY = b"M"  # how large it is now
-
-HEAD = struct.Struct("<qI")  # of answers to items: task, size of the dataset's state
-SIZES = struct.Struct("<qq")  # private bytes, and how many are allowed
-POINT = struct.Struct("<dqqqqqq")  # the fields of a `Point`
+__all__ = ["run"]
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """What all workers of a pool have in common; under spawn it is pickled once."""
-
-    dataset: Any
-    iterable: bool
-    auto_collation: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
-    worker_init_fn: Callable[[int], Any] | None
-    base_seed: int
-    num_workers: int
-    batch_index: Any  # what an iterable dataset is asked with, for every batch
-    policy: Policy | None = None  # for bad samples; None to let them raise
-
-    @property
-    def on_bad_sample(self) -> Any:
-        return None if self.policy is None else self.policy.on_bad_sample
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What one worker process is told when it starts."""
-
-    worker: int
-    workers: int
-    generation: int
-    shared_seed: int | None
-    held: tuple[tuple[int, int], ...]  # parts of the arena the consumer still uses
-    answered: int
-    passed: int  # epochs the replica has been in before this one
-    replica: int  # batches it has made in this one
-    exhausted: bool
-    random_state: bytes | None  # before the first item it will be asked for
-    epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
-    resting_state: bytes | None  # of a dataset with state_dict, before that epoch
-    dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
-    allowance: Allowance
-
-
-@dataclass(frozen=True)
-class Equipment:
-    """The file descriptors a worker gets, and whom it must not outlive."""
-
-    channel: int
-    arena: int
-    blackboxes: int
-    parent: int
-    lifeline: int
 
 
 def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Blueprint]) -> None:

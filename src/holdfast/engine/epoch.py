@@ -1,0 +1,27 @@
+"""What begins anew with every epoch of a pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.engine import machine as m
+from holdfast.engine.answers import Refused
+from holdfast.samples.ledger import Account
+from holdfast.samples.record import BadSample
+
+__all__ = ["Epoch", "Taken"]
+
+
+Taken = m.Delivery | m.GaveUp | Refused | m._End
+
+
+@dataclass(slots=True)
+class Epoch:
+    """Under the pool's lock, as everything of it."""
+
+    shared_seed: int | None
+    account: Account | None = None  # of bad samples; None to let them raise
+    unclaimed: list[BadSample] = field(default_factory=list)  # reported with a replica's end
+    taken: Taken | None = None  # until the consumer has made its batch of it
+    ended: bool = False
+    sampler_error: str | None = None  # the last word of the sampler

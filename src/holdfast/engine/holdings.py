@@ -1,0 +1,192 @@
+"""All that a pool has to let go of: processes, descriptors, mappings. Made, replaced and given back
+here and nowhere else, so that nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+from dataclasses import dataclass, field
+
+from holdfast.autopsy.blackbox import BlackBoxes
+from holdfast.engine import registry
+from holdfast.engine.channel import Channel, pair
+from holdfast.engine.lifeline import Lifeline
+from holdfast.engine.nursery import Nurse, Nursery, Payload
+from holdfast.engine.protocol import Blueprint, Equipment, Setup
+from holdfast.engine.silence import Pulse
+from holdfast.engine.worker import run
+from holdfast.memory import arena as arenas
+from holdfast.memory import threads
+from holdfast.memory.arena import Window
+from holdfast.samples.record import BadSample
+
+__all__ = ["Holdings", "Place"]
+
+GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes
+
+
+@dataclass(slots=True)
+class Place:
+    """What the pool keeps for each worker id."""
+
+    window: Window
+    arena: int  # the arena's descriptor, for replacements
+    channel: Channel | None = None
+    pulse: Pulse = field(default_factory=Pulse)
+    pid: int | None = None
+    exitcode: int | None = None
+    epoch_state: bytes | None = None
+    resting_state: bytes | None = None
+    dataset_state: bytes | None = None
+    kill_confirmed: bool = False
+    reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next
+
+
+class Holdings:
+    """Those of one pool."""
+
+    def __init__(
+        self, blueprint: Blueprint, payload: Payload | None, workers: int, wake: int
+    ) -> None:
+        self.places: list[Place] = []
+        self.channels: dict[int, int] = {}  # descriptor -> worker
+        self.poll = select.poll()
+        self._blueprint = blueprint
+        self._payload = payload
+        self._nursery: Nursery | None = None
+        with contextlib.ExitStack() as undo:
+            if payload is not None:
+                undo.callback(payload.close)
+            self.lifeline = Lifeline()
+            undo.callback(self.lifeline.cut)
+            self.boxes = BlackBoxes(workers)
+            undo.callback(self.boxes.close)
+            for worker in range(workers):
+                fd = arenas.create(f"holdfast-{worker}")
+                undo.callback(os.close, fd)
+                self.places.append(Place(Window(fd), fd))
+            self.new_nursery()
+            undo.pop_all()
+        self.poll.register(wake, select.POLLIN)
+
+    # -- the nursery ----------------------------------------------------------------------
+
+    @property
+    def nursery(self) -> Nursery:
+        assert self._nursery is not None, "there is one from the first moment on"
+        return self._nursery
+
+    def new_nursery(self) -> None:
+        if self._payload is not None:
+            nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
+        else:
+            nursery = Nursery.fork(self._nurse, self.lifeline.reading)
+        self.poll.register(nursery.control, select.POLLIN)
+        self.poll.register(nursery.pidfd, select.POLLIN)
+        self._nursery = nursery
+
+    def drop_nursery(self) -> None:
+        """And with it all workers, which die with it."""
+        self.poll.unregister(self.nursery.control)
+        self.poll.unregister(self.nursery.pidfd)
+        self.nursery.kill()
+        self.nursery.wait(1.0)
+        self.nursery.close()
+
+    def _nurse(self, nurse: Nurse) -> None:
+        """In the forked nursery."""
+        self.disown()
+        for other in registry.of_ancestors():
+            other.disown()
+        threads.limit()
+        blueprint, boxes, line = self._blueprint, self.boxes.fd, self.lifeline.reading
+
+        def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
+            run(
+                pickle.loads(setup),
+                Equipment(channel, arena, boxes, parent, line),
+                lambda: blueprint,
+            )
+
+        nurse.serve(deliver)
+
+    # -- one worker's ---------------------------------------------------------------------
+
+    def start(self, setup: Setup) -> None:
+        """Order a worker from the nursery, on a channel of its own."""
+        worker, place = setup.worker, self.places[setup.worker]
+        channel, theirs = pair()
+        place.channel = channel
+        self.channels[channel.fileno()] = worker
+        self.poll.register(channel.fileno(), select.POLLIN)
+        self.nursery.start(
+            worker, setup.generation, pickle.dumps(setup, 5), theirs.fileno(), place.arena
+        )
+        theirs.close()
+
+    def post(self, channel: Channel, message: bytes) -> None:
+        channel.post(message)
+        if channel.pending:
+            self.poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
+
+    def flush(self, channel: Channel) -> None:
+        """Send what had to wait, now that there is room."""
+        channel.flush()
+        if not channel.pending:
+            self.poll.modify(channel.fileno(), select.POLLIN)
+
+    def drop_channel(self, worker: int) -> None:
+        channel = self.places[worker].channel
+        if channel is None:
+            return
+        self.channels.pop(channel.fileno(), None)
+        self.poll.unregister(channel.fileno())
+        channel.close()
+        self.places[worker].channel = None
+
+    def new_arena(self, worker: int) -> None:
+        """Whoever had the old one may write to it yet: it is never used again."""
+        place = self.places[worker]
+        fd = arenas.create(f"holdfast-{worker}")
+        place.window.close()
+        os.close(place.arena)
+        place.arena, place.window = fd, Window(fd)
+
+    # -- the end --------------------------------------------------------------------------
+
+    def send_all_away(self) -> None:
+        """Tell everybody; wait for nobody."""
+        with registry.descriptors():
+            for place in self.places:
+                if place.channel is not None:
+                    place.channel.close()  # idle workers see the end, sending ones a broken pipe
+        if self.nursery.closed:
+            return
+        if self._payload is not None and all(place.pid is None for place in self.places):
+            self.nursery.kill()  # still importing torch; there is nobody to be let finish
+        else:
+            self.nursery.stop(GRACE)
+
+    def let_go(self) -> None:
+        """Of everything but the batches the consumer keeps, even if one makes trouble."""
+        with contextlib.ExitStack() as ends:
+            if self._payload is not None:
+                ends.callback(self._payload.close)
+            ends.callback(self.boxes.close)
+            for place in self.places:
+                ends.callback(os.close, place.arena)
+                ends.callback(place.window.close)
+            ends.callback(self.lifeline.cut)
+            ends.callback(self.nursery.close)
+
+    def disown(self) -> None:
+        """In a process forked from the owner: let go of descriptors that are not its to hold."""
+        self.lifeline.let_go()
+        for place in self.places:
+            if place.channel is not None:
+                place.channel.disown()
+        if self._nursery is not None:
+            self._nursery.control.close()

@@ -1,0 +1,184 @@
+"""From a death to an incident: what is written down, examined, told and counted.
+
+It comes in two parts, because the replacement need not wait for the autopsy. First what is left of
+the worker is read (`open`), before a successor writes over it; the machine decides on that, and its
+decision is carried out. Then the death is examined and published (`publish`): to the loader's
+incidents, to the log, and to the warden if it was memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.autopsy import thread_notes
+from holdfast.autopsy.blackbox import BlackBoxes
+from holdfast.autopsy.coroner import Coroner
+from holdfast.autopsy.incident import Incident, describe_end
+from holdfast.autopsy.stack import tidy
+from holdfast.engine import machine as m
+from holdfast.engine.warden import Warden
+from holdfast.samples.record import name_of
+from holdfast.samples.substitute import position_of, sample_of
+
+__all__ = ["Ending", "Obituaries", "Obituary"]
+
+log = logging.getLogger("holdfast")
+
+REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended: what a sample is accused of."""
+
+    cause: str
+    signal: str | None
+    exitcode: int | None
+    stack: str = ""
+    errno: int | None = None  # of a start that failed
+
+    def in_words(self) -> tuple[str, str, str]:
+        """For a bad sample: its kind, its error and its message."""
+        if self.cause in ("stalled", "unkillable"):
+            return "stalled", "stalled", "made no progress"
+        error = self.signal or f"exit code {self.exitcode}"
+        return "killed", error, describe_end(self.signal, self.exitcode)
+
+
+@dataclass(frozen=True, slots=True)
+class Obituary:
+    """What was read of a worker before it was replaced."""
+
+    incident: Incident  # without its cause, and without what was done
+    death: m.Death
+    head: m.Task | None  # what it had to answer next
+    ready: bool
+    errno: int | None
+
+    def done(self, machine: m.Machine, actions: Sequence[m.Action]) -> str:
+        """What the machine does about it, in words."""
+        worker = self.incident.worker_id
+        replaced = starts(actions, worker)
+        if machine.failure is not None:
+            return "gave up"
+        if self.gives_up_sample:
+            return "replaced; the sample is given up" if replaced else "the sample is given up"
+        if any(isinstance(one, m.Convict) for one in actions):
+            return "replaced; the sample is left out, because it did so alone too"
+        if replaced and machine.on_trial(worker):
+            return "replaced; the sample is tried alone"
+        return "replaced, nothing lost" if replaced else "none needed"
+
+    @property
+    def gives_up_sample(self) -> bool:
+        """Whether the machine has given up the batch it died of."""
+        return self.head is not None and isinstance(self.head.result, m.Poisoned)
+
+
+def starts(actions: Sequence[m.Action], worker: int) -> bool:
+    """Whether a replacement for this worker is among the actions."""
+    return any(isinstance(one, m.Start) and one.worker == worker for one in actions)
+
+
+class Obituaries:
+    """Those of one pool."""
+
+    def __init__(
+        self,
+        machine: m.Machine,
+        boxes: BlackBoxes,
+        coroner: Coroner,
+        warden: Warden,
+        dataset: Any,
+        on_incident: Callable[[Incident], None],
+    ) -> None:
+        self.published: deque[Incident] = deque(maxlen=REMEMBERED)
+        self._machine = machine
+        self._boxes = boxes
+        self._coroner = coroner
+        self._warden = warden
+        self._dataset = dataset
+        self._on_incident = on_incident
+        self._explained: set[str] = set()
+
+    def open(self, worker: int, pid: int | None, ending: Ending) -> Obituary:
+        """Read what the worker has left, before anybody takes its place."""
+        machine = self._machine
+        note = self._boxes.note(worker)
+        stack = tidy(self._boxes.take_dump(worker))
+        head = machine.head(worker)
+        in_flight = head is not None and note.task == head.number and note.step == "fetch"
+        sample = blamed = None
+        if in_flight and head is not None:
+            sample = sample_of(head.keys, head.brief, note.position)
+            if ending.cause != "killed" or ending.signal is not None:
+                blamed = (head.number, note.position)  # else it went with the nursery
+        death = m.Death(
+            at=time.monotonic(),
+            sample=blamed,
+            perhaps_from_outside=ending.cause == "killed" and ending.signal is not None,
+            evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
+        )
+        incident = Incident(
+            kind=ending.cause,
+            worker_id=worker,
+            pid=pid,
+            signal=ending.signal,
+            exitcode=ending.exitcode,
+            batch=head.number if head is not None else note.task,
+            sample=sample,
+            position=position_of(note.position) if in_flight else None,
+            step=note.step,
+            stack=stack,
+            action="",
+            time=time.time(),
+        )
+        return Obituary(incident, death, head, machine.ready(worker), ending.errno)
+
+    def publish(self, obituary: Obituary, action: str) -> None:
+        """Find the cause, and tell everybody who has to know."""
+        incident = dataclasses.replace(obituary.incident, action=action)
+        try:
+            incident = self._examined(incident, errno=obituary.errno, ready=obituary.ready)
+            self._on_incident(incident)
+        except Exception:  # the worker is replaced already; why it died is not worth the run
+            log.exception("the examination of a death failed; the run goes on")
+        self.published.append(incident)
+        if incident.cause == "oom-killed":
+            self._warden.died_of_memory(obituary.death.at)
+        # Why, and what to do, once for each cause: what happens again is a line.
+        known = incident.cause in self._explained
+        self._explained.add(incident.cause)
+        log.warning("%s", incident if known else incident.report())
+
+    def _examined(self, incident: Incident, *, errno: int | None, ready: bool) -> Incident:
+        """The incident, with its cause."""
+        found = self._coroner.examine(
+            incident.worker_id,
+            kind=incident.kind,
+            signal=incident.signal,
+            exitcode=incident.exitcode,
+            stack=incident.stack,
+            errno=errno,
+            step=incident.step,
+            batch=incident.batch,
+            sample=incident.sample,
+            ready=ready,
+        )
+        sample, dataset = incident.sample, self._dataset
+        return dataclasses.replace(
+            incident,
+            stack=found.evidence.stack,
+            cause=found.verdict.cause,
+            confidence=found.verdict.confidence,
+            because=found.verdict.because,
+            evidence=found.evidence.to_json(),
+            remedies=found.verdict.remedies,
+            sample_name=None if sample is None else name_of(dataset, sample),
+        )

@@ -1,0 +1,171 @@
+"""The watch over a pool: a thread that sleeps until something happens while nobody is in `next()`.
+
+A death during a long training step is so dealt with at once. The watch is also the one who closes
+the pool: closing takes its time, finalizers and signal handlers must not, and a Ctrl-C that strikes
+in a finalizer is lost. In this thread nothing strikes. So everybody else only says that the pool is
+to be closed (`dismiss`), and waits for it or does not.
+
+A process forked from the owner has a watch without a thread: everything here does nothing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import io
+import logging
+import os
+import select
+import sys
+import threading
+import time
+import weakref
+from typing import Protocol
+
+from holdfast.engine import registry
+
+__all__ = ["CLOSED", "CLOSING", "OPEN", "Stage", "Watch", "Watched"]
+
+log = logging.getLogger("holdfast")
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all watches
+
+
+class Stage(enum.Enum):
+    """How far a pool is on its way out."""
+
+    OPEN = "open"
+    CLOSING = "closing"  # somebody wants it closed: nothing new is begun
+    CLOSED = "closed"  # its workers have been told to go: nothing has a consequence any more
+
+
+OPEN, CLOSING, CLOSED = Stage.OPEN, Stage.CLOSING, Stage.CLOSED
+
+
+class Watched(Protocol):
+    """What a watch looks after: a pool."""
+
+    lock: threading.RLock
+
+    def look(self) -> tuple[float, tuple[int, ...]] | None:
+        """Deal with what has happened. Seconds until the next look, and the descriptors that call
+        for one earlier; None when the pool is to be closed."""
+
+    def forsaken(self) -> bool:
+        """Whether nobody can use it any more."""
+
+    def end_workers(self, deadline: float) -> None:
+        """Tell all workers to go, and wait for their end."""
+
+    def let_go(self) -> None:
+        """Of all processes, descriptors and mappings."""
+
+    def disown(self) -> None:
+        """In a process forked from the owner: of what is not that process's to hold."""
+
+
+class Watch:
+    """One for each pool."""
+
+    def __init__(self, pool: Watched) -> None:
+        self.owner = os.getpid()
+        self.stage = OPEN
+        self._pool: Watched | None = pool  # until it is closed: it is the pool that holds us
+        # A file object, because that knows when it is closed; a number may be another's by then.
+        self._bell = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+        self.wake = self._bell.fileno()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """There will be no pool to look after."""
+        self._bell.close()
+        self._pool = None
+
+    # -- from any thread ------------------------------------------------------------------
+
+    def dismiss(self) -> None:
+        """Have the pool closed, and wait for nobody. Finalizers and signal handlers may call it."""
+        if self.owner != os.getpid():
+            return
+        if self._done.is_set():
+            return
+        registry.leaves(self)  # or nobody might hold it until its thread comes to it
+        if self.stage is OPEN:
+            self.stage = CLOSING
+        try:
+            self._bell.write(_ONE)  # also wakes whoever waits with the lock in hand
+        except (ValueError, OSError):
+            pass  # it is closed already
+
+    def wait_closed(self, deadline: float) -> None:
+        """Wait until it is closed, unless that depends on this very thread."""
+        pool, here = self._pool, threading.current_thread()
+        if pool is None or self.owner != os.getpid() or here in _threads:
+            return
+        if pool.lock._is_owned():  # type: ignore[attr-defined]
+            return
+        if self._thread.is_alive():
+            self._done.wait(max(0.0, deadline - time.monotonic()))
+
+    def disown(self) -> None:
+        """In a process forked from the owner."""
+        if self._pool is not None:
+            self._pool.disown()
+
+    # -- in its own thread ----------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """It holds no lock while it waits, and the pool only until nobody uses it."""
+        _threads.add(threading.current_thread())
+        pool = self._pool
+        assert pool is not None
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        watched: tuple[int, ...] = ()
+        while True:
+            try:
+                found = pool.look()
+                if found is None or pool.forsaken():
+                    break
+                wait, now_watched = found
+                if now_watched != watched:
+                    for fd in watched:
+                        poll.unregister(fd)
+                    watched = now_watched
+                    for fd in watched:
+                        poll.register(fd, select.POLLIN)
+            except Exception:
+                log.exception("the watch over the workers failed; the loader is closed")
+                break
+            poll.poll(wait * 1000)
+        self.close_now()
+
+    def close_now(self) -> None:
+        """The closing itself."""
+        pool = self._pool
+        assert pool is not None
+        with pool.lock:
+            self.stage = CLOSED
+            registry.retired(self)
+            try:
+                pool.end_workers(time.monotonic() + registry.CLOSE_WITHIN)
+            finally:
+                self._let_go(pool)
+
+    def _let_go(self, pool: Watched) -> None:
+        """Of everything, even if one of them makes trouble."""
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._forget)
+            ends.callback(self._done.set)
+            ends.callback(registry.left, self)
+            ends.enter_context(registry.descriptors())
+            ends.callback(self._bell.close)
+            ends.callback(pool.let_go)
+
+    def _forget(self) -> None:
+        self._pool = None

@@ -1,0 +1,88 @@
+"""Silence, with a clock that a test can turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.autopsy.blackbox import Note
+from holdfast.engine.silence import BOOT_ALLOWANCE, Pulse, Silence
+
+FETCHING = Note(task=0, position=3, step="fetch", since=0.0)
+EVERY = 0.5  # seconds between two looks
+
+
+class Watch:
+    """One worker, looked at as the pool does."""
+
+    def __init__(self, timeout: float | None = 5.0) -> None:
+        self.now = 100.0
+        self.pulse = Pulse(busy_since=self.now)
+        self.note = FETCHING
+        self.silence = Silence([self.pulse], timeout, self.now)
+
+    def silent_after(self, seconds: float) -> bool:
+        """Look every now and then for so long; whether the silence was ever too long."""
+        end = self.now + seconds
+        too_long = False
+        while self.now < end:
+            self.now = min(end, self.now + EVERY)
+            self.silence.awake(self.now, EVERY)
+            if self.silence.due(self.now, EVERY):
+                too_long |= self.silence.too_long(0, lambda worker: self.note, 5.0, self.now)
+        return too_long
+
+
+def test_a_worker_that_notes_nothing_new_is_silent_when_its_time_is_over() -> None:
+    watch = Watch()
+    assert not watch.silent_after(5.0)
+    assert watch.silent_after(1.0)
+
+
+def test_every_new_note_begins_a_new_silence() -> None:
+    watch = Watch()
+    for position in range(4):
+        watch.note = FETCHING._replace(position=position)
+        assert not watch.silent_after(4.0)
+    assert watch.silent_after(2.0)
+
+
+def test_whoever_was_heard_or_asked_has_all_its_time_again() -> None:
+    watch = Watch()
+    assert not watch.silent_after(4.5)
+    watch.pulse.busy_since, watch.pulse.heard = watch.now, True
+    assert not watch.silent_after(5.0)
+    assert watch.silent_after(1.0)
+
+
+def test_the_time_in_which_we_were_stopped_ourselves_does_not_count() -> None:
+    watch = Watch()
+    assert not watch.silent_after(4.0)
+    watch.now += 3600.0  # Ctrl-Z, and fg an hour later
+    assert not watch.silent_after(5.0)
+    assert watch.silent_after(1.0)
+
+
+def test_a_look_that_is_a_little_late_counts() -> None:
+    watch = Watch()
+    assert not watch.silent_after(4.0)
+    watch.now += 1.0
+    assert watch.silent_after(1.0)
+
+
+def test_importing_has_longer_than_a_sample() -> None:
+    watch = Watch()
+    watch.note = FETCHING._replace(step="boot")
+    assert not watch.silent_after(BOOT_ALLOWANCE)
+    assert watch.silent_after(1.0)
+
+
+def test_nobody_looks_when_there_is_no_timeout() -> None:
+    watch = Watch(timeout=None)
+    assert not watch.silent_after(10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "interval"), [(None, 5.0), (300.0, 5.0), (10.0, 1.0), (0.1, 0.05)]
+)
+def test_looks_are_as_often_as_the_timeout_needs(timeout: float | None, interval: float) -> None:
+    assert Silence([], timeout, 0.0).interval(5.0) == interval
