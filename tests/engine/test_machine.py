@@ -97,6 +97,7 @@ class History(RuleBasedStateMachine):
                 self.frozen.discard(action.worker)
                 assert action.answered == len(self.heard[action.worker])
             elif isinstance(action, m.Dispatch):
+                assert self.machine.alive(action.worker)
                 self.inboxes[action.worker].append(action.item)
                 # What a replacement is asked for again was handed out when it was thought smaller.
                 if isinstance(action.item, m.Task) and id(action.item) not in self.handed_out:
@@ -168,6 +169,24 @@ class History(RuleBasedStateMachine):
                 if not self.ready(one):
                     self.machine.handle(m.WorkerReady(one, self.generations[one]))
                 self.die(one)
+
+    @rule(worker=st.integers(0, 3))
+    def a_start_finds_no_room(self, worker: int) -> None:
+        """Others go on; this one is started again when its time has come, and not before."""
+        if worker >= self.machine.workers or not self.machine.alive(worker):
+            return
+        if self.ready(worker) or self.machine.tries(worker) >= m.TRIES - 1:
+            return
+        self.inboxes[worker].clear()
+        before = list(self.machine.restarted)
+        death = m.Death(self.now, shortage=True)
+        actions = self.machine.handle(m.WorkerDied(worker, self.generations[worker], death))
+        assert not [one for one in actions if isinstance(one, m.Start)]
+        self.obey(actions)
+        assert list(self.machine.restarted) == before
+        wanted = self.machine.deadline()
+        assert wanted is not None
+        assert wanted <= self.now + m.LONGEST_PAUSE
 
     @rule(worker=st.integers(0, 3), dies=st.booleans())
     def a_worker_stalls(self, worker: int, dies: bool) -> None:
@@ -312,6 +331,7 @@ class History(RuleBasedStateMachine):
         for _ in range(10_000):
             if self.ended:
                 break
+            self.time_passes(m.LONGEST_PAUSE)
             for worker in range(self.machine.workers):
                 if worker in self.frozen and self.machine.alive(worker):
                     self.die(worker)
@@ -406,6 +426,66 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
     failure = machine.take()
     assert isinstance(failure, m.GaveUp)
     assert failure.reason == "cannot-start"
+
+
+def no_room(at: float) -> m.Death:
+    return m.Death(at, shortage=True)
+
+
+def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() -> None:
+    machine = make(1, 1, restarts=m.RestartPolicy(0, 60.0))
+    machine.begin()
+    fill(machine, [0])
+    now, pauses = 100.0, []
+    for generation in range(m.TRIES - 1):
+        assert machine.handle(m.WorkerDied(0, generation, no_room(now))) == []
+        wanted = machine.deadline()
+        assert wanted is not None
+        assert machine.handle(m.Ticked(wanted - 0.01)) == []
+        actions = machine.handle(m.Ticked(wanted))
+        assert [type(action) for action in actions] == [m.Start, m.Dispatch]
+        pauses.append(wanted - now)
+        now = wanted
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5])
+    assert machine.handle(m.WorkerDied(0, m.TRIES - 1, no_room(now))) == []
+    failure = machine.take()
+    assert isinstance(failure, m.GaveUp)
+    assert failure.reason == "shortage"
+    assert [death.at for death in failure.deaths][-1] == now
+    assert len(failure.deaths) == m.TRIES
+    assert machine.deadline() is None
+
+
+def test_others_go_on_while_a_start_waits_and_what_is_due_waits_with_it() -> None:
+    machine = make(2, 1)
+    machine.begin()
+    fill(machine, indices := [0, 1, 2, 3])
+    assert machine.handle(m.WorkerDied(0, 0, no_room(0.0))) == []
+    machine.handle(m.WorkerReady(1, 0))
+    machine.handle(m.BatchReady(1, 0, 1, "one"))
+    assert machine.take() is None
+    start = machine.handle(m.Ticked(0.1))[0]
+    assert start == m.Start(0, 1, 0, 0, 0, False)
+    machine.handle(m.WorkerReady(0, 1))
+    machine.handle(m.BatchReady(0, 1, 0, "zero"))
+    for expected in ("zero", "one"):
+        delivery = machine.take()
+        assert isinstance(delivery, m.Delivery)
+        assert delivery.result == expected
+        fill(machine, indices)
+    machine.handle(m.WorkerDied(0, 1, m.Death(1.0)))
+    assert machine.handle(m.WorkerDied(0, 2, no_room(1.0))) == []
+    assert machine.deadline() == pytest.approx(1.1)  # once it was ready, the pauses begin anew
+
+
+def test_nobody_is_started_later_for_whom_there_is_nothing_left() -> None:
+    machine = make(2, 1)
+    machine.begin()
+    fill(machine, [])
+    assert machine.handle(m.WorkerDied(0, 0, no_room(0.0))) == []
+    assert machine.handle(m.Ticked(10.0)) == []
+    assert machine.deadline() is None
+    assert machine.take() is m.END
 
 
 @pytest.mark.parametrize(("outside", "needed"), [(False, 2), (True, 3)])

@@ -106,6 +106,9 @@ def _not_born(e: Evidence) -> Verdict | None:
         return _verdict("fork-enomem", "high", said)
     if e.errno == errno.EAGAIN:
         return _verdict("task-limit", "high", said, *_tasks(e))
+    said = f"its start failed: {os.strerror(e.errno or 0)} (errno {e.errno})"
+    if e.errno in (errno.EMFILE, errno.ENFILE):
+        return _verdict("fd-exhaustion", "high", said)
     return _verdict(UNKNOWN, "low", said)
 
 

@@ -11,6 +11,7 @@ import pickle
 import select
 import signal
 import time
+from collections import deque
 from typing import Any
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
@@ -81,6 +82,7 @@ class Crew:
         self._warden = warden
         self._obituaries = obituaries
         self._stats = stats
+        self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
 
     # -- what the watch has to know -------------------------------------------------------
 
@@ -94,6 +96,9 @@ class Crew:
         return (*always, *self._holdings.channels) if self.machine.held_back else always
 
     def interval(self) -> float:
+        """Seconds until the next look, at most."""
+        if self._unborn:
+            return 0.0
         interval = self._longest_interval()
         wanted = self.machine.deadline()
         if wanted is not None:
@@ -260,6 +265,8 @@ class Crew:
         obituary = self._obituaries.open(worker, place.pid, ending)
         event = m.WorkerDied(worker, machine.generation(worker), obituary.death)
         actions = machine.handle(event)
+        if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
+            return  # it has been said that it is tried again
         replaced = starts(actions, worker)
         if obituary.gives_up_sample:
             place.dataset_state = None  # the state before that sample is none to go on from
@@ -270,13 +277,11 @@ class Crew:
         self._obituaries.publish(obituary, done)
 
     def _nursery_lost(self) -> None:
-        """The nursery is dead, so all workers are: make another and go on."""
+        """The nursery is dead, so all workers are: their replacements come from another."""
         self._holdings.drop_nursery()
-        if self.machine.failure is None:
-            self._holdings.new_nursery()
         for worker in range(self.machine.workers):
             if self.machine.alive(worker):
-                self._new_arena(worker)  # its old worker may take a moment to die
+                self._spoil_arena(worker)  # its old worker may take a moment to die
                 self._died(worker, None)
 
     def _abandon(self, worker: int) -> None:
@@ -285,21 +290,23 @@ class Crew:
         if not place.kill_confirmed:
             self._nursery_lost()  # it is the nursery that does not answer
             return
-        self._new_arena(worker)
+        self._spoil_arena(worker)
         self._bury(worker, Ending("unkillable", None, None))
 
-    def _new_arena(self, worker: int) -> None:
+    def _spoil_arena(self, worker: int) -> None:
         place = self._places[worker]
         if place.channel is not None:
             self._hear(worker, place.channel)  # what it sent lies in the old one
         # And what it may send yet is never looked for in the new one.
         self._holdings.drop_channel(worker)
-        self._holdings.new_arena(worker)
+        place.spoiled = True
 
     # -- time -----------------------------------------------------------------------------
 
     def mind_the_time(self) -> None:
         """Do what is due, whether or not anything has happened."""
+        while self._unborn:
+            self._report(self._unborn.popleft())
         machine, silence, now = self.machine, self._silence, time.monotonic()
         silence.awake(now, self._longest_interval())
         self._coroner.look(now)
@@ -393,14 +400,27 @@ class Crew:
     def _start(self, action: m.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
         place.reports = ()  # of an answer that never came
+        place.kill_confirmed = False
+        place.pulse.busy_since = time.monotonic()
         self._warden.started(worker)
         self._holdings.boxes.clear(worker)
+        try:
+            self._holdings.prepare(worker, action.generation)
+            self._holdings.start(self._setup(action))
+        except OSError as error:
+            if action.generation == 0:
+                raise  # in iter(loader), where torch would raise it too
+            self._unborn.append(NotBorn(worker, action.generation, error.errno or 0))
+
+    def _setup(self, action: m.Start) -> Setup:
+        """Where the worker takes up, and with what."""
+        worker, place = action.worker, self._places[action.worker]
         random_state = None
         if action.answered:
             random_state = self._holdings.boxes.random_state(worker, action.answered)
             if random_state is None:  # the last item was given up: from the state before it
                 random_state = self._holdings.boxes.random_state(worker, action.answered - 1)
-        setup = Setup(
+        return Setup(
             worker=worker,
             workers=self.machine.workers,
             generation=action.generation,
@@ -416,9 +436,6 @@ class Crew:
             dataset_state=place.dataset_state,
             allowance=self._warden.allowance,
         )
-        place.kill_confirmed = False
-        place.pulse.busy_since = time.monotonic()
-        self._holdings.start(setup)
 
     # -- the end --------------------------------------------------------------------------
 

@@ -4,21 +4,23 @@ Switched on by the environment variable ``HOLDFAST_FAULTS``, read when a worker 
 
     HOLDFAST_FAULTS="before-send:SIGKILL@worker=0,task=3,generation=0"
 
-Several faults are separated by ``;``. The action is a signal's name, ``exit=N``, ``hang`` or
-``raise``. The conditions ``worker``, ``task`` and ``generation`` (how often it was replaced)
-default to any worker, any task, generation 0; ``generation=any`` repeats for every replacement;
-``chance=0.1,seed=7`` strikes at random. With the variable unset the points cost one comparison.
+Several faults are separated by ``;``. The action is a signal's name, ``exit=N``, ``hang``,
+``raise``, or ``errno=NAME`` for an OSError. The conditions ``worker``, ``task`` and ``generation``
+(how often it was replaced) default to any worker, any task, generation 0; ``generation=any``
+repeats for every replacement; ``chance=0.1,seed=7`` strikes at random. With the variable unset the
+points cost one comparison.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import time
 from dataclasses import dataclass
 
-__all__ = ["POINTS", "VARIABLE", "Fault", "Faults", "parse"]
+__all__ = ["POINTS", "START_POINTS", "VARIABLE", "Fault", "Faults", "parse", "strike_start"]
 
 VARIABLE = "HOLDFAST_FAULTS"
 POINTS = (
@@ -38,6 +40,8 @@ POINTS = (
     "after-resume",
     "before-stop",
 )
+START_POINTS = ("make-nursery", "make-arena", "make-channel", "fork")
+"""Before there is a worker: where the main process, and then the nursery, begin one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,13 @@ class Faults:
                 _act(fault.action)
 
 
+def strike_start(point: str, worker: int, generation: int) -> None:
+    """At one of the `START_POINTS`."""
+    text = os.environ.get(VARIABLE)
+    if text:
+        Faults(parse(text), worker, generation).strike(point)
+
+
 def parse(text: str) -> list[Fault]:
     """Read the value of ``HOLDFAST_FAULTS``; a mistake in it is a ValueError that quotes it."""
     return [_parse_one(part) for part in text.split(";") if part.strip()]
@@ -83,14 +94,17 @@ def parse(text: str) -> list[Fault]:
 def _parse_one(text: str) -> Fault:
     head, _, conditions = text.strip().partition("@")
     point, _, action = head.partition(":")
-    if point not in POINTS:
+    points = (*POINTS, *START_POINTS)
+    if point not in points:
         raise ValueError(
-            f"{VARIABLE}: no point {point!r} in {text!r}; there are {', '.join(POINTS)}"
+            f"{VARIABLE}: no point {point!r} in {text!r}; there are {', '.join(points)}"
         )
     known = action in ("hang", "raise") or action.startswith("exit=")
+    known |= action.startswith("errno=") and hasattr(errno, action[6:])
     if not known and action not in signal.Signals.__members__:
         raise ValueError(
-            f"{VARIABLE}: no action {action!r} in {text!r}; a signal, exit=N, hang, raise"
+            f"{VARIABLE}: no action {action!r} in {text!r}; a signal, exit=N, errno=NAME, hang, "
+            "raise"
         )
     given = dict(part.split("=", 1) for part in conditions.split(",") if part)
     unknown = set(given) - {"worker", "task", "generation", "chance", "seed"}
@@ -118,6 +132,9 @@ def _act(action: str) -> None:
             time.sleep(3600)
     if action == "raise":
         raise RuntimeError("a fault on demand")
+    if action.startswith("errno="):
+        number = getattr(errno, action[6:])
+        raise OSError(number, os.strerror(number))
     if action.startswith("exit="):
         os._exit(int(action[5:]))
     os.kill(os.getpid(), signal.Signals[action])

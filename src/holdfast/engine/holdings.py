@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.engine import registry
 from holdfast.engine.channel import Channel, pair
+from holdfast.engine.faults import strike_start
 from holdfast.engine.lifeline import Lifeline
 from holdfast.engine.nursery import Nurse, Nursery, Payload
 from holdfast.engine.protocol import Blueprint, Equipment, Setup
@@ -34,6 +35,7 @@ class Place:
 
     window: Window
     arena: int  # the arena's descriptor, for replacements
+    spoiled: bool = False  # whoever had the arena may write to it yet: it is never used again
     channel: Channel | None = None
     pulse: Pulse = field(default_factory=Pulse)
     pid: int | None = None
@@ -68,7 +70,7 @@ class Holdings:
                 fd = arenas.create(f"holdfast-{worker}")
                 undo.callback(os.close, fd)
                 self.places.append(Place(Window(fd), fd))
-            self.new_nursery()
+            self._new_nursery()
             undo.pop_all()
         self.poll.register(wake, select.POLLIN)
 
@@ -79,7 +81,7 @@ class Holdings:
         assert self._nursery is not None, "there is one from the first moment on"
         return self._nursery
 
-    def new_nursery(self) -> None:
+    def _new_nursery(self) -> None:
         if self._payload is not None:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
@@ -89,7 +91,7 @@ class Holdings:
         self._nursery = nursery
 
     def drop_nursery(self) -> None:
-        """And with it all workers, which die with it."""
+        """And with it all workers, which die with it. The next start makes another."""
         self.poll.unregister(self.nursery.control)
         self.poll.unregister(self.nursery.pidfd)
         self.nursery.kill()
@@ -115,17 +117,27 @@ class Holdings:
 
     # -- one worker's ---------------------------------------------------------------------
 
+    def prepare(self, worker: int, generation: int) -> None:
+        """Make what a start needs and was lost. An OSError leaves everything as it was."""
+        if self.nursery.closed:
+            strike_start("make-nursery", worker, generation)
+            self._new_nursery()
+        if self.places[worker].spoiled:
+            strike_start("make-arena", worker, generation)
+            self._new_arena(worker)
+
     def start(self, setup: Setup) -> None:
         """Order a worker from the nursery, on a channel of its own."""
         worker, place = setup.worker, self.places[setup.worker]
+        strike_start("make-channel", worker, setup.generation)
         channel, theirs = pair()
-        place.channel = channel
-        self.channels[channel.fileno()] = worker
-        self.poll.register(channel.fileno(), select.POLLIN)
-        self.nursery.start(
-            worker, setup.generation, pickle.dumps(setup, 5), theirs.fileno(), place.arena
-        )
-        theirs.close()
+        with theirs:
+            place.channel = channel
+            self.channels[channel.fileno()] = worker
+            self.poll.register(channel.fileno(), select.POLLIN)
+            self.nursery.start(
+                worker, setup.generation, pickle.dumps(setup, 5), theirs.fileno(), place.arena
+            )
 
     def post(self, channel: Channel, message: bytes) -> None:
         channel.post(message)
@@ -147,13 +159,17 @@ class Holdings:
         channel.close()
         self.places[worker].channel = None
 
-    def new_arena(self, worker: int) -> None:
-        """Whoever had the old one may write to it yet: it is never used again."""
+    def _new_arena(self, worker: int) -> None:
         place = self.places[worker]
         fd = arenas.create(f"holdfast-{worker}")
+        try:
+            window = Window(fd)
+        except BaseException:
+            os.close(fd)
+            raise
         place.window.close()
         os.close(place.arena)
-        place.arena, place.window = fd, Window(fd)
+        place.arena, place.window, place.spoiled = fd, window, False
 
     # -- the end --------------------------------------------------------------------------
 

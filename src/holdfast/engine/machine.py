@@ -35,6 +35,11 @@ always among those in flight.
 A worker that has grown too large says so after an answer and goes (`WorkerRetired`). That is no
 death: nothing is counted, and its successor takes up from the same random state.
 
+A start that fails because something is short (processes, memory, descriptors) is no death either:
+somebody else may give it back in a moment. It is tried again after a pause, each twice as long as
+the one before up to a limit, while the other workers go on. When that has been so for about half a
+minute, the failure tells of all the tries.
+
 Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
 """
@@ -86,6 +91,9 @@ ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without
 ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
 REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
 FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
+FIRST_PAUSE: Final = 0.1  # seconds before a start that failed for lack of something is tried again
+LONGEST_PAUSE: Final = 5.0
+TRIES: Final = 12  # such starts in a row after which a seat is given up: 31 s in all
 
 
 # -- what travels -------------------------------------------------------------------------
@@ -159,7 +167,7 @@ class Poisoned:
 class GaveUp:
     """Why no worker is replaced any more."""
 
-    reason: str  # "restart-limit" or "cannot-start"
+    reason: str  # "restart-limit", "cannot-start" or "shortage"
     worker: int
     deaths: tuple[Death, ...]
 
@@ -212,6 +220,7 @@ class Death:
     at: float
     sample: tuple[int, int | None] | None = None  # task number, position: being loaded just then
     perhaps_from_outside: bool = False  # SIGKILL or SIGTERM: the sample may be innocent
+    shortage: bool = False  # it was never born, for lack of something that may come back
     evidence: Any = None  # for the driver; the machine does not look
 
 
@@ -348,6 +357,8 @@ class _Seat:
     passed: int = 0
     replica: int = 0
     failed_starts: int = 0
+    unborn: list[Death] = field(default_factory=list)  # since it was last ready
+    start_at: float | None = None  # when its start is tried again
     condemned_at: float | None = None
     killed_at: float | None = None
     retiring: bool = False
@@ -505,6 +516,7 @@ class Machine:
         if isinstance(event, WorkerReady):
             seat.ready = True
             seat.failed_starts = 0
+            seat.unborn.clear()
         elif isinstance(event, ReplicaEnded):
             self._replica_ended(seat, event.task)
         elif isinstance(event, Resumed):
@@ -554,6 +566,10 @@ class Machine:
         """Whether we have sent this worker a fatal signal ourselves."""
         return self._seats[worker].condemned_at is not None
 
+    def tries(self, worker: int) -> int:
+        """How often in a row its start has failed for lack of something."""
+        return len(self._seats[worker].unborn)
+
     def retiring(self, worker: int) -> bool:
         """Whether this worker has said that it goes, because of its size."""
         return self._seats[worker].retiring
@@ -567,6 +583,8 @@ class Machine:
             for seat in self._seats
             if seat.alive and seat.condemned_at is not None
         ]
+        if self.failure is None:
+            times += [seat.start_at for seat in self._seats if seat.start_at is not None]
         return min(times, default=None)
 
     # -- how it is done -------------------------------------------------------------------
@@ -605,8 +623,8 @@ class Machine:
         seat.items.append(item)
         if seat.alive:
             return [Dispatch(seat.id, item)]
-        if isinstance(item, Resumption):
-            return []  # nobody is started for that alone
+        if isinstance(item, Resumption) or seat.start_at is not None:
+            return []  # nobody is started for that alone, or before its time
         return self._restart(seat) if self.failure is None else []
 
     def _hand_out(self) -> list[Action]:
@@ -715,6 +733,9 @@ class Machine:
     def _ticked(self, at: float) -> list[Action]:
         actions: list[Action] = []
         for seat in self._seats:
+            if seat.start_at is not None and at >= seat.start_at and self.failure is None:
+                seat.start_at = None
+                actions += self._restart(seat) if self._needed(seat) else []
             if not seat.alive or seat.condemned_at is None:
                 continue
             if seat.killed_at is None:
@@ -734,6 +755,9 @@ class Machine:
         if was_stalled:
             seat.stalls += 1
         if self.failure is not None:
+            return []
+        if death.shortage:
+            self._put_off(seat, death)
             return []
         if not was_ready:
             seat.failed_starts += 1
@@ -759,8 +783,21 @@ class Machine:
         """One that had grown too large is gone; what it left undone is its successor's."""
         seat.alive = seat.ready = seat.retiring = False
         seat.condemned_at = seat.killed_at = None
-        needed = seat.items or self.persistent or not (seat.ended or self._drained)
-        return self._restart(seat) if needed and self.failure is None else []
+        return self._restart(seat) if self.failure is None and self._needed(seat) else []
+
+    def _needed(self, seat: _Seat) -> bool:
+        """Whether there is, or may be, something for a worker in this seat to do."""
+        return bool(seat.items) or self.persistent or not (seat.ended or self._drained)
+
+    def _put_off(self, seat: _Seat, failed: Death) -> None:
+        """Try this start again later, or never."""
+        seat.unborn.append(failed)
+        tries = len(seat.unborn)
+        if tries >= TRIES:
+            self.failure = GaveUp("shortage", seat.id, tuple(seat.unborn))
+        else:
+            pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE)
+            seat.start_at = failed.at + pause
 
     def _judge(self, seat: _Seat, trial: Trial, death: Death) -> list[Action]:
         """A sample has ended its worker alone: guilty, unless that may have come from outside."""

@@ -18,6 +18,7 @@ got a dead worker's pid.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import mmap
 import multiprocessing.process
@@ -38,16 +39,31 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from holdfast.engine import interrupts
+from holdfast.engine import faults, interrupts
 from holdfast.engine.lifeline import ARM, arm
 from holdfast.engine.protocol import Equipment
 from holdfast.memory import codec, threads
 
-__all__ = ["Born", "Died", "NotBorn", "Nurse", "Nursery", "Report", "Signalled", "spawn_payload"]
+__all__ = [
+    "SHORTAGES",
+    "Born",
+    "Died",
+    "NotBorn",
+    "Nurse",
+    "Nursery",
+    "Report",
+    "Signalled",
+    "spawn_payload",
+]
 
 # What schedulers and people send to the whole process group is meant for the trainer.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MESSAGE = 64 * 1024
+SHORTAGES = frozenset(
+    getattr(errno, name)
+    for name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ENOSPC", "ENOBUFS", "ETOOMANYREFS")
+)
+"""Errors for lack of something that somebody may give back."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,7 @@ class Born:
 
 @dataclass(frozen=True)
 class NotBorn:
-    """fork() failed."""
+    """It could not even be forked."""
 
     worker: int
     generation: int
@@ -104,8 +120,7 @@ class Nursery:
     @classmethod
     def fork(cls, nurse: Callable[[Nurse], None], lifeline: int) -> Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
-        ours, theirs = _socketpair()
-        trainer = os.pidfd_open(os.getpid())
+        ours, theirs, trainer = _connections()
         # A signal between the fork and the moment the child ignores it would run the trainer's
         # own handler, a checkpoint perhaps, in the nursery.
         # What waits to be written would be written again by every worker.
@@ -127,17 +142,19 @@ class Nursery:
                     sys.excepthook(*sys.exc_info())
                 finally:
                     os._exit(status)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             os.close(trainer)
-        return cls(pid, ours)
+        return cls._of(pid, ours)
 
     @classmethod
     def spawn(cls, payload: Payload, blackboxes: int, lifeline: int) -> Nursery:
         """Start a nursery in a fresh interpreter."""
-        ours, theirs = _socketpair()
-        trainer = os.pidfd_open(os.getpid())
+        ours, theirs, trainer = _connections()
         fds = (theirs.fileno(), trainer, blackboxes, lifeline, payload.fd)
         command = [
             spawn.get_executable(),
@@ -154,15 +171,31 @@ class Nursery:
                 pass_fds=(*fds, *payload.fds),
                 close_fds=True,
             )
+        except BaseException:
+            ours.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             os.close(trainer)
         child.returncode = 0  # we reap it ourselves; Popen shall not wait for it
-        return cls(child.pid, ours)
+        return cls._of(child.pid, ours)
+
+    @classmethod
+    def _of(cls, pid: int, control: socket.socket) -> Nursery:
+        try:
+            return cls(pid, control)
+        except OSError:  # no descriptor left to hold it by: nobody may be left that nobody knows
+            control.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def start(self, worker: int, generation: int, setup: bytes, channel: int, arena: int) -> None:
-        """Order a worker. It gets copies of `channel` and `arena`."""
+        """Order a worker. It gets copies of `channel` and `arena`.
+
+        An OSError if descriptors cannot be passed on now; nothing was ordered then.
+        """
         self._order(("start", worker, generation, len(setup)), setup, [channel, arena])
 
     def signal(self, worker: int, generation: int, number: int) -> None:
@@ -192,8 +225,13 @@ class Nursery:
                     if not wait.poll(1000) and time.monotonic() > deadline:
                         self.kill()  # it does not listen any more; the pool makes a new one
                         return
-                except OSError:
-                    return  # it is gone; the pool learns that from the pidfd
+                except OSError as error:
+                    if error.errno not in SHORTAGES:
+                        return  # it is gone; the pool learns that from the pidfd
+                    if number == 0:
+                        raise
+                    self.kill()  # it waits for the rest, which cannot be sent
+                    return
 
     def reports(self) -> list[Report] | None:
         """What has happened; None when the nursery is gone and has said everything."""
@@ -321,9 +359,12 @@ class Nurse:
         setup: bytes,
         fds: list[int],
     ) -> None:
-        channel, arena = fds
         nursery = os.getpid()
         try:
+            if len(fds) < 2:  # the kernel drops those for which we have no room
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            channel, arena = fds
+            faults.strike_start("fork", worker, generation)
             pid = os.fork()
         except OSError as error:
             for fd in fds:
@@ -343,7 +384,7 @@ class Nurse:
             finally:
                 os._exit(status)
         for fd in fds:
-            os.close(fd)
+            os.close(fd)  # which leaves room for one to hold the child by
         pidfd = os.pidfd_open(pid)
         self.children[pidfd] = (pid, worker, generation)
         self.poll.register(pidfd, select.POLLIN)
@@ -415,8 +456,15 @@ def _set_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _socketpair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _connections() -> tuple[socket.socket, socket.socket, int]:
+    """Between trainer and nursery: either end, and the nursery's hold on the trainer."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        return ours, theirs, os.pidfd_open(os.getpid())
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
 
 
 # -- under spawn and forkserver -----------------------------------------------------------

@@ -22,6 +22,7 @@ from holdfast.autopsy.coroner import Coroner
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
+from holdfast.engine.nursery import SHORTAGES
 from holdfast.engine.warden import Warden
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
@@ -69,6 +70,8 @@ class Obituary:
             return "gave up"
         if self.gives_up_sample:
             return "replaced; the sample is given up" if replaced else "the sample is given up"
+        if self.death.shortage:
+            return "tried again, after longer and longer pauses"
         if any(isinstance(one, m.Convict) for one in actions):
             return "replaced; the sample is left out, because it did so alone too"
         if replaced and machine.on_trial(worker):
@@ -123,6 +126,7 @@ class Obituaries:
             at=time.monotonic(),
             sample=blamed,
             perhaps_from_outside=ending.cause == "killed" and ending.signal is not None,
+            shortage=ending.errno in SHORTAGES,
             evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
         )
         incident = Incident(

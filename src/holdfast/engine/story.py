@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +27,8 @@ def gave_up(
     """The error for a machine that does not replace workers any more."""
     last = [one for one in obituaries if one.worker_id == failure.worker][-1:]
     pid = last[0].pid if last else "unknown"
+    if failure.reason == "shortage":
+        return _no_room(failure, obituaries)
     if failure.reason == "cannot-start":
         deaths = [one for one in obituaries if one.worker_id == failure.worker][-m.FAILED_STARTS :]
         return WorkerStartError(
@@ -41,6 +46,27 @@ def gave_up(
         + _list(obituaries[-count:])
         + "\nWhat to do: if these are one and the same cause, mend that; if the machine is simply "
         f"rough, allow more, for example max_restarts=({max(20, 4 * count)}, {policy.period:g})."
+    )
+
+
+def _no_room(failure: m.GaveUp, obituaries: Sequence[Incident]) -> WorkerStartError:
+    """The error for a worker that the system had no room for, again and again."""
+    mine = [one for one in obituaries if one.worker_id == failure.worker]
+    pid = next((one.pid for one in reversed(mine) if one.pid is not None), "none")
+    errors = Counter(death.evidence.errno for death in failure.deaths)
+    said = "; ".join(
+        f"{errno.errorcode.get(number, number)} ({os.strerror(number)}), {count} times"
+        for number, count in errors.most_common()
+    )
+    seconds = failure.deaths[-1].at - failure.deaths[0].at
+    return WorkerStartError(
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} could not "
+        f"be started in {len(failure.deaths)} tries within {seconds:.0f} s. "
+        f"The system says: {said}.\n"
+        + _list(mine)
+        + "\nWhat to do: free what is short, or raise the limit on it (ulimit -u for processes, "
+        "ulimit -n for descriptors, pids.max and memory.max of the container), or use fewer "
+        "workers."
     )
 
 

@@ -1,0 +1,166 @@
+"""Starts that fail because something is short: tried again while the others go on, not for ever."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset
+
+import holdfast
+from holdfast.engine import machine
+from holdfast.engine.faults import VARIABLE
+from tests.faults.outside import kill_and_see_it_dead, nursery
+from tests.support.scripts import run_script
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90, method="thread")]
+
+
+class Noisy(Dataset[Any]):
+    """Every sample shows the random state it was made from."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, int(torch.randint(1 << 30, ()))])
+
+
+def batches(loader_class: Any) -> list[list[list[int]]]:
+    torch.manual_seed(7)
+    return [batch.tolist() for batch in loader_class(Noisy(), batch_size=2, num_workers=2)]
+
+
+def failing(point: str, error: str, tries: int) -> str:
+    """The first `tries` replacements of worker 0 cannot be made."""
+    return ";".join(
+        f"{point}:errno={error}@worker=0,generation={number + 1}" for number in range(tries)
+    )
+
+
+@pytest.mark.parametrize(
+    ("point", "error"),
+    [
+        ("fork", "EAGAIN"),
+        ("fork", "ENOMEM"),
+        ("make-channel", "EMFILE"),
+        ("make-arena", "ENFILE"),
+        ("make-nursery", "EAGAIN"),
+    ],
+)
+def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
+    point: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = batches(torch.utils.data.DataLoader)
+    monkeypatch.setenv(VARIABLE, failing(point, error, 3))
+    torch.manual_seed(7)
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator).tolist() for _ in range(2)]
+        worker, both = iterator._workers[0].pid, nursery(iterator)
+        kill_and_see_it_dead(both if point in ("make-nursery", "make-arena") else worker)
+        seen += [batch.tolist() for batch in iterator]
+    assert seen == expected
+    failed = [one for one in loader.incidents if one.kind == "start-failed"]
+    assert [one.worker_id for one in failed] == [0]  # said once, not at every try
+    assert "tried again" in failed[0].action
+    assert loader.stats()["restarts"] == len(loader.incidents) - 1
+
+
+def test_when_there_is_never_room_one_error_tells_of_all_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.02)
+    later = failing("make-channel", "EMFILE", machine.TRIES).split(";")[1:]
+    monkeypatch.setenv(VARIABLE, ";".join([failing("fork", "EAGAIN", 1), *later]))
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pid = iterator._workers[0].pid
+        kill_and_see_it_dead(pid)
+        with pytest.raises(holdfast.WorkerStartError) as caught:
+            for _ in iterator:
+                pass
+    text = str(caught.value)
+    assert text.startswith(f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker 0 could")
+    assert f"in {machine.TRIES} tries within" in text
+    assert "EAGAIN (Resource temporarily unavailable), 1 times" in text
+    assert f"EMFILE (Too many open files), {machine.TRIES - 1} times" in text
+    assert "ulimit -u" in text
+
+
+def test_descriptors_that_are_really_used_up_are_waited_for() -> None:
+    ended = run_script("holdfast", AS_A_SCRIPT.format(shortage=DESCRIPTORS))
+    assert ended.code == 0, ended.err
+    assert ended.out == "['killed', 'start-failed'] fd-exhaustion True\n", ended.err
+    assert not ended.left
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_processes_that_are_really_used_up_are_waited_for() -> None:
+    ended = run_script("holdfast", AS_A_SCRIPT.format(shortage=PROCESSES))
+    assert ended.code == 0, ended.err
+    assert ended.out == "['killed', 'start-failed'] task-limit True\n", ended.err
+    assert not ended.left
+
+
+DESCRIPTORS = """
+import resource
+LIMIT = resource.RLIMIT_NOFILE
+become = lambda: None
+who = lambda iterator: os.getpid()
+def least():
+    with open(os.devnull) as file:
+        return file.fileno()  # the lowest number that is free
+"""
+
+PROCESSES = """
+import ctypes, resource
+LIMIT = resource.RLIMIT_NPROC
+def become():
+    os.setgid(65534)
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # or /proc/self stays root's: PR_SET_DUMPABLE
+who = lambda iterator: psutil.Process(iterator._workers[0].pid).ppid()
+least = lambda: 1
+"""
+
+AS_A_SCRIPT = textwrap.dedent("""
+import os, signal, threading, time
+import psutil, torch
+{shortage}
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+
+def give_back():
+    deadline = time.monotonic() + 30
+    while len(loader.incidents) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # some tries more
+    resource.prlimit(whose, LIMIT, before)
+
+become()
+loader = DataLoader(Slow(), num_workers=2)
+iterator = iter(loader)
+seen = next(iterator).tolist()
+victim, whose = iterator._workers[0].pid, who(iterator)
+before = resource.prlimit(whose, LIMIT)
+helper = threading.Thread(target=give_back)
+helper.start()
+resource.prlimit(whose, LIMIT, (least(), before[1]))
+os.kill(victim, signal.SIGKILL)
+for batch in iterator:
+    seen += batch.tolist()
+helper.join()
+causes = [one.cause for one in loader.incidents if one.kind == "start-failed"]
+print([one.kind for one in loader.incidents], *causes, seen == list(range(40)))
+""")
