@@ -170,6 +170,30 @@ def test_too_many_poisoned_samples_exceed_the_limit() -> None:
 # -- max_restarts -------------------------------------------------------------------------
 
 
+def test_the_story_leaves_out_deaths_that_did_not_count() -> None:
+    """A sample that kills is tried and left out between two deaths from outside."""
+    data = Poisoned(30, {12})
+    with holdfast.DataLoader(
+        data, num_workers=1, on_bad_sample="skip", max_restarts=1, prefetch_factor=1
+    ) as loader:
+        iterator = iter(loader)
+        killed = []
+
+        def train() -> None:
+            for batch in iterator:
+                if batch.tolist() in ([5], [20]):
+                    killed.append(iterator._workers[0].pid)
+                    kill_and_see_it_dead(killed[-1])
+
+        with pytest.raises(holdfast.RestartLimitExceeded) as caught:
+            train()
+    of_the_sample = [one.pid for one in loader.incidents if one.signal == "SIGSEGV"]
+    assert len(of_the_sample) == 2
+    first_line = str(caught.value).splitlines()[0]
+    assert f"(pid(s) {killed[0]}, {killed[1]})" in first_line
+    assert "SIGSEGV" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("limit", "allowed"), [(0, 0), (1, 1), ((3, 60), 3)])
 def test_max_restarts_tells_the_story_when_it_is_exceeded(limit: Any, allowed: int) -> None:
     """Deaths from outside, one at a time, each of a worker that lives."""

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_status
 from holdfast.engine import machine as m
+from holdfast.engine import registry
 from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
@@ -473,7 +474,7 @@ class Crew:
                     place.exitcode = describe_status(report.status)[2]
         if not nursery.wait(max(0.0, deadline - time.monotonic())):
             nursery.kill()
-            nursery.wait(0.5)
+            nursery.wait(registry.KILL_WITHIN)
         for place in self._places:
             if place.exitcode is None:
                 place.exitcode = -signal.SIGKILL

@@ -26,7 +26,7 @@ from holdfast.samples.record import BadSample
 
 __all__ = ["Holdings", "Place"]
 
-GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes
+GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes, before SIGKILL
 
 
 @dataclass(slots=True)

@@ -324,7 +324,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             self._shutdown_workers()
             raise
         if isinstance(taken, m.GaveUp):
-            error = gave_up(taken, pool.machine.restarts, list(pool.obituaries.published))
+            error = gave_up(taken, pool.machine.restarts, pool.obituaries)
             self._shutdown_workers()
             raise error
         if isinstance(taken, Refused):
@@ -383,7 +383,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 name_of=functools.partial(name_of, self._dataset),
             )
         past_it = self._account is not None
-        return poisoned(result, list(self._pool.obituaries.published), past_it=past_it)
+        return poisoned(result, self._pool.obituaries.all(), past_it=past_it)
 
     def _shutdown_workers(self) -> None:
         self._pool.close()

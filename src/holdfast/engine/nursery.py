@@ -59,6 +59,7 @@ __all__ = [
 # What schedulers and people send to the whole process group is meant for the trainer.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MESSAGE = 64 * 1024
+DYING = 0.5  # seconds workers have to be gone after SIGKILL, when the pool closes
 SHORTAGES = frozenset(
     getattr(errno, name)
     for name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ENOSPC", "ENOBUFS", "ETOOMANYREFS")
@@ -321,7 +322,7 @@ class Nurse:
                         return  # something even SIGKILL does not end; the kernel has it noted
                     self._signal_all()
                     self.killed = True
-                    self.deadline = time.monotonic() + 0.5
+                    self.deadline = time.monotonic() + DYING
 
     def _timeout(self) -> float | None:
         if self.deadline is None:

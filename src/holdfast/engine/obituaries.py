@@ -101,7 +101,7 @@ class Obituaries:
         dataset: Any,
         on_incident: Callable[[Incident], None],
     ) -> None:
-        self.published: deque[Incident] = deque(maxlen=REMEMBERED)
+        self._published: deque[tuple[m.Death, Incident]] = deque(maxlen=REMEMBERED)
         self._machine = machine
         self._boxes = boxes
         self._coroner = coroner
@@ -109,6 +109,15 @@ class Obituaries:
         self._dataset = dataset
         self._on_incident = on_incident
         self._explained: set[str] = set()
+
+    def all(self) -> list[Incident]:
+        """The last ones, oldest first."""
+        return [incident for _, incident in self._published]
+
+    def of(self, deaths: Sequence[m.Death]) -> list[Incident]:
+        """Those of these very deaths, as far as they are remembered."""
+        wanted = {id(death) for death in deaths}
+        return [incident for death, incident in self._published if id(death) in wanted]
 
     def open(self, worker: int, pid: int | None, ending: Ending) -> Obituary:
         """Read what the worker has left, before anybody takes its place."""
@@ -153,7 +162,7 @@ class Obituaries:
             self._on_incident(incident)
         except Exception:  # the worker is replaced already; why it died is not worth the run
             log.exception("the examination of a death failed; the run goes on")
-        self.published.append(incident)
+        self._published.append((obituary.death, incident))
         if incident.cause == "oom-killed":
             self._warden.died_of_memory(obituary.death.at)
         # Why, and what to do, once for each cause: what happens again is a line.

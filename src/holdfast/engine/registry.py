@@ -15,6 +15,8 @@ from typing import Protocol
 
 __all__ = [
     "CLOSE_WITHIN",
+    "END_WITHIN",
+    "KILL_WITHIN",
     "Member",
     "close_all",
     "descriptors",
@@ -26,8 +28,9 @@ __all__ = [
     "retired",
 ]
 
-CLOSE_WITHIN = 1.8  # seconds the workers of a pool have to end
-LET_GO_WITHIN = 0.5  # seconds for all else
+CLOSE_WITHIN = 2.0  # seconds closing takes at most, for any number of pools; of these ...
+END_WITHIN = 1.7  # ... workers and nursery may take to end by themselves, ...
+KILL_WITHIN = 0.2  # ... a nursery that has not may take to die, and the rest is for letting go
 
 
 class Member(Protocol):
@@ -91,7 +94,7 @@ def close_all(members: Iterable[Member]) -> None:
     members = list(members)
     for member in members:
         member.dismiss()
-    deadline = time.monotonic() + CLOSE_WITHIN + LET_GO_WITHIN
+    deadline = time.monotonic() + CLOSE_WITHIN
     for member in members:
         member.wait_closed(deadline)
 

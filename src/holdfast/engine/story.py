@@ -13,6 +13,7 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import machine as m
 from holdfast.engine.answers import Refused
+from holdfast.engine.obituaries import Obituaries
 from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
 from holdfast.samples.substitute import position_of, sample_of
 
@@ -22,15 +23,15 @@ _SHOWN = 10
 
 
 def gave_up(
-    failure: m.GaveUp, policy: m.RestartPolicy, obituaries: Sequence[Incident]
+    failure: m.GaveUp, policy: m.RestartPolicy, obituaries: Obituaries
 ) -> WorkerLost | WorkerStartError:
     """The error for a machine that does not replace workers any more."""
-    last = [one for one in obituaries if one.worker_id == failure.worker][-1:]
-    pid = last[0].pid if last else "unknown"
+    mine = [one for one in obituaries.all() if one.worker_id == failure.worker]
     if failure.reason == "shortage":
-        return _no_room(failure, obituaries)
+        return _no_room(failure, mine)
     if failure.reason == "cannot-start":
-        deaths = [one for one in obituaries if one.worker_id == failure.worker][-m.FAILED_STARTS :]
+        pid = mine[-1].pid if mine else "unknown"
+        deaths = mine[-m.FAILED_STARTS :]
         return WorkerStartError(
             f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} died "
             "again and again while it was starting, so it is not started again.\n"
@@ -39,19 +40,19 @@ def gave_up(
             "Python; a library that exits or crashes when it is loaded shows there too."
         )
     count = len(failure.deaths)
-    pids = ", ".join(str(one.pid) for one in obituaries[-count:])
+    counted = obituaries.of(failure.deaths)  # and not those that a bad sample was to blame for
+    pids = ", ".join(str(one.pid) for one in counted)
     return RestartLimitExceeded(
         f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {count} deaths within "
         f"{policy.period:g} s are more than max_restarts allows ({policy.intensity}).\n"
-        + _list(obituaries[-count:])
+        + _list(counted)
         + "\nWhat to do: if these are one and the same cause, mend that; if the machine is simply "
         f"rough, allow more, for example max_restarts=({max(20, 4 * count)}, {policy.period:g})."
     )
 
 
-def _no_room(failure: m.GaveUp, obituaries: Sequence[Incident]) -> WorkerStartError:
+def _no_room(failure: m.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
     """The error for a worker that the system had no room for, again and again."""
-    mine = [one for one in obituaries if one.worker_id == failure.worker]
     pid = next((one.pid for one in reversed(mine) if one.pid is not None), "none")
     errors = Counter(death.evidence.errno for death in failure.deaths)
     said = "; ".join(

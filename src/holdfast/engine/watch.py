@@ -153,7 +153,7 @@ class Watch:
             self.stage = CLOSED
             registry.retired(self)
             try:
-                pool.end_workers(time.monotonic() + registry.CLOSE_WITHIN)
+                pool.end_workers(time.monotonic() + registry.END_WITHIN)
             finally:
                 self._let_go(pool)
 
