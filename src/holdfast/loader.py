@@ -238,7 +238,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def incidents(self) -> list[Incident]:
         """What went wrong with workers of this loader so far, oldest first."""
-        return list(self._runtime.incidents)
+        runtime = self._runtime
+        if runtime.owner == os.getpid():  # in a child nobody might be there to finish it
+            for pool in list(runtime.pools):
+                pool.obituaries.settle()
+        return list(runtime.incidents)
 
     @property
     def bad_samples(self) -> list[BadSample]:

@@ -51,7 +51,8 @@ def bear(tree: Tree) -> Coroner:
 
 
 def killed(made: Coroner, worker: int = 0) -> Examination:
-    return made.examine(worker, kind="killed", signal="SIGKILL", exitcode=-9, stack="", ready=True)
+    body = made.receive(worker, kind="killed", signal="SIGKILL", exitcode=-9, stack="", ready=True)
+    return made.examine(body)
 
 
 def reaped(tree: Tree, *pids: int) -> None:
@@ -184,7 +185,7 @@ def test_what_stood_on_standard_error_is_read_back_if_it_is_a_file(
     words = "free(): double free detected in tcache 2\n"
     made = bear(tree)
     monkeypatch.setattr(coroner, "_stderr_size", lambda: None)
-    found = made.examine(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack="")
+    found = made.examine(made.receive(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack=""))
     assert (found.evidence.stderr, found.verdict.confidence) == (None, "medium")
     monkeypatch.undo()
     saved = os.dup(2)
@@ -193,7 +194,9 @@ def test_what_stood_on_standard_error_is_read_back_if_it_is_a_file(
         try:
             made = bear(tree)
             os.write(2, words.encode())
-            found = made.examine(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack="")
+            found = made.examine(
+                made.receive(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack="")
+            )
         finally:
             os.dup2(saved, 2)
             os.close(saved)

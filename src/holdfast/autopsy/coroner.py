@@ -7,6 +7,10 @@ microseconds per worker, and notes counters and sizes.
 A kill that the kernel has counted may be looked at before the death is reported to us. So counters
 are compared with those of at least `_SETTLED` seconds ago, and what earlier deaths have used up is
 taken off. If more workers died than were counted, nobody can say which of them it was.
+
+What changes from one moment to the next is read at once (`receive`). The rest, above all the
+kernel's log, takes up to a tenth of a second (`examine`); that may be done in another thread, while
+the pool goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, kernel_log, process
 from holdfast.autopsy.verdict import Verdict, judge
 
-__all__ = ["Coroner", "Examination"]
+__all__ = ["Body", "Coroner", "Examination"]
 
 INTERVAL = 5.0  # seconds between two looks
 _MINUTE = 12  # looks that are remembered
@@ -66,6 +70,14 @@ class _Patient:
     sent: bool = False  # the user had it killed, through us
     cpu: float | None = None  # seconds, when it was reaped
     cpu_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Body:
+    """A dead worker, with what was read at once."""
+
+    evidence: Evidence
+    patient: _Patient | None
 
 
 @dataclass
@@ -160,7 +172,7 @@ class Coroner:
 
     # -- when one is dead ------------------------------------------------------------------
 
-    def examine(
+    def receive(
         self,
         worker: int,
         *,
@@ -170,8 +182,8 @@ class Coroner:
         stack: str,
         errno: int | None = None,
         **known: Any,
-    ) -> Examination:
-        """The verdict on a death, stall or failed start; `known` is what the pool knows of it."""
+    ) -> Body:
+        """A death, stall or failed start; `known` is what the pool knows of it."""
         patient = self._patients.pop(worker, None)
         notes, stack = thread_notes.split(stack)
         stalled = kind in ("stalled", "unkillable")
@@ -202,11 +214,16 @@ class Coroner:
                 cpu_seconds=patient.cpu,
                 cpu_limit=patient.cpu_limit,
             )
-        evidence = self._surroundings(evidence)
-        if signal in _FROM_KERNEL and not ours:
-            evidence = self._ask_kernel(evidence, patient)
         if signal == "SIGABRT" and not ours:
-            evidence = replace(evidence, stderr=self._last_words())
+            evidence = replace(evidence, stderr=self._last_words())  # before others speak
+        return Body(self._surroundings(evidence), patient)
+
+    def examine(self, body: Body) -> Examination:
+        """The verdict on it. One after the other, in the order they died: what has explained one
+        death does not explain the next."""
+        evidence = body.evidence
+        if evidence.signal in _FROM_KERNEL and not evidence.sent_by_us:
+            evidence = self._ask_kernel(evidence, body.patient)
         verdict = judge(evidence, self._here(), self.workers)
         if verdict.cause == "oom-killed":
             self._explained.append(time.monotonic())
@@ -238,14 +255,15 @@ class Coroner:
         victims = [re.search(r"[Kk]ill(?:ed)? process (\d+) \(", line) for line in lines[-50:]]
         return replace(
             evidence,
-            kills=self._kills(patient),
+            kills=self._kills(patient, evidence.siblings),
             kernel_readable=log is not None,
             kernel_lines=about[-2:],
             kernel_victims=tuple(int(match[1]) for match in victims if match),
         )
 
-    def _kills(self, patient: _Patient | None) -> Kills:
-        """How far the counters moved that this worker is subject to."""
+    def _kills(self, patient: _Patient | None, siblings: int) -> Kills:
+        """How far the counters moved that this worker is subject to. Of its siblings that died with
+        it, some may have been received by now; what counts is how many there were."""
         now = time.monotonic()
         base = self._base(now)
         current = self._count(now, patient)
@@ -264,21 +282,23 @@ class Coroner:
         if current.machine is not None and base.machine is not None:
             machine = max(0, current.machine - base.machine - used)
         where = next(iter(moved), None) if group else None
-        return Kills(group, where, machine, 1 + self._dead_siblings())
+        return Kills(group, where, machine, 1 + siblings)
 
     def _base(self, now: float) -> _Counters:
         """The newest counters that are surely from before."""
-        settled = [one for one in self._counters if now - one.at >= _SETTLED]
+        # A copy, here and below: another thread may be looking.
+        settled = [one for one in tuple(self._counters) if now - one.at >= _SETTLED]
         return settled[-1] if settled else self._counters[0]
 
     def _dead_siblings(self) -> int:
         """Workers that are dead too but not reported to us yet."""
         return sum(
-            bool(process.is_dead(patient.pid, self.roots)) for patient in self._patients.values()
+            bool(process.is_dead(patient.pid, self.roots))
+            for patient in list(self._patients.values())
         )
 
     def _count(self, now: float, dead: _Patient | None = None) -> _Counters:
-        chains = {self._own_groups, *(one.groups for one in self._patients.values())}
+        chains = {self._own_groups, *(one.groups for one in list(self._patients.values()))}
         if dead is not None:
             chains.add(dead.groups)
         found: dict[str, int] = {}

@@ -275,7 +275,7 @@ class Crew:
         place.pid = None if replaced else place.pid
         done = obituary.done(machine, actions)
         self.carry_out(actions)  # first the replacement; it need not wait for the autopsy
-        self._obituaries.publish(obituary, done)
+        self._obituaries.file(obituary, done)
 
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
@@ -326,6 +326,8 @@ class Crew:
                 self.carry_out(machine.handle(event))
 
     def _mind_the_memory(self, now: float) -> None:
+        for at in self._obituaries.deaths_of_memory():
+            self._warden.died_of_memory(at)
         fattest = self._warden.look(now, self._coroner.pids)
         if fattest is not None:
             channel = self._places[fattest].channel

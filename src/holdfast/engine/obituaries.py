@@ -1,29 +1,32 @@
 """From a death to an incident: what is written down, examined, told and counted.
 
-It comes in two parts, because the replacement need not wait for the autopsy. First what is left of
-the worker is read (`open`), before a successor writes over it; the machine decides on that, and its
-decision is carried out. Then the death is examined and published (`publish`): to the loader's
-incidents, to the log, and to the warden if it was memory.
+It comes in three parts, because neither the replacement nor the consumer need wait for the autopsy.
+First what is left of the worker is read (`open`), before a successor writes over it; the machine
+decides on that, and its decision is carried out. Then what changes from moment to moment is read
+(`file`). These two are under the pool's lock. Last the death is examined, which may take a tenth of
+a second, and told (`settle`): to the loader's incidents, the logbook and the log, by the watch, or
+by whoever wants to read it before the watch has come to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import BlackBoxes
-from holdfast.autopsy.coroner import Coroner
+from holdfast.autopsy.coroner import Body, Coroner
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
 from holdfast.engine.nursery import SHORTAGES
-from holdfast.engine.warden import Warden
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
 
@@ -89,6 +92,15 @@ def starts(actions: Sequence[m.Action], worker: int) -> bool:
     return any(isinstance(one, m.Start) and one.worker == worker for one in actions)
 
 
+@contextlib.contextmanager
+def _not_worth_the_run() -> Iterator[None]:
+    """The worker is replaced already: if we cannot find out or write down why it died, say so."""
+    try:
+        yield
+    except Exception:
+        log.exception("the examination of a death failed; the run goes on")
+
+
 class Obituaries:
     """Those of one pool."""
 
@@ -97,7 +109,6 @@ class Obituaries:
         machine: m.Machine,
         boxes: BlackBoxes,
         coroner: Coroner,
-        warden: Warden,
         dataset: Any,
         on_incident: Callable[[Incident], None],
     ) -> None:
@@ -105,17 +116,23 @@ class Obituaries:
         self._machine = machine
         self._boxes = boxes
         self._coroner = coroner
-        self._warden = warden
         self._dataset = dataset
         self._on_incident = on_incident
         self._explained: set[str] = set()
+        self._filed: deque[tuple[Obituary, Incident, Body | None]] = deque()
+        # One examination at a time. Whoever has the pool's lock may take this one; never the other
+        # way round. A log handler of the user's may ask for incidents in the middle of it.
+        self._examining = threading.RLock()
+        self._of_memory: deque[float] = deque()  # when somebody died of it
 
     def all(self) -> list[Incident]:
         """The last ones, oldest first."""
+        self.settle()
         return [incident for _, incident in self._published]
 
     def of(self, deaths: Sequence[m.Death]) -> list[Incident]:
         """Those of these very deaths, as far as they are remembered."""
+        self.settle()
         wanted = {id(death) for death in deaths}
         return [incident for death, incident in self._published if id(death) in wanted]
 
@@ -154,36 +171,56 @@ class Obituaries:
         )
         return Obituary(incident, death, head, machine.ready(worker), ending.errno)
 
-    def publish(self, obituary: Obituary, action: str) -> None:
-        """Find the cause, and tell everybody who has to know."""
+    def file(self, obituary: Obituary, action: str) -> None:
+        """Keep for examination what will not be the same in a moment."""
         incident = dataclasses.replace(obituary.incident, action=action)
-        try:
-            incident = self._examined(incident, errno=obituary.errno, ready=obituary.ready)
+        body: Body | None = None
+        with _not_worth_the_run():
+            body = self._coroner.receive(
+                incident.worker_id,
+                kind=incident.kind,
+                signal=incident.signal,
+                exitcode=incident.exitcode,
+                stack=incident.stack,
+                errno=obituary.errno,
+                step=incident.step,
+                batch=incident.batch,
+                sample=incident.sample,
+                ready=obituary.ready,
+            )
+        self._filed.append((obituary, incident, body))
+
+    def settle(self) -> bool:
+        """Find the causes of what is filed, and tell everybody who has to know; whether there was
+        anything. When it returns, all that was filed before has been told."""
+        told = False
+        with self._examining:
+            while self._filed:
+                self._publish(*self._filed.popleft())
+                told = True
+        return told
+
+    def deaths_of_memory(self) -> list[float]:
+        """When somebody died of it, since we were last asked."""
+        return [self._of_memory.popleft() for _ in range(len(self._of_memory))]
+
+    def _publish(self, obituary: Obituary, incident: Incident, body: Body | None) -> None:
+        with _not_worth_the_run():
+            if body is not None:
+                incident = self._examined(incident, body)
+        with _not_worth_the_run():
             self._on_incident(incident)
-        except Exception:  # the worker is replaced already; why it died is not worth the run
-            log.exception("the examination of a death failed; the run goes on")
         self._published.append((obituary.death, incident))
         if incident.cause == "oom-killed":
-            self._warden.died_of_memory(obituary.death.at)
+            self._of_memory.append(obituary.death.at)
         # Why, and what to do, once for each cause: what happens again is a line.
         known = incident.cause in self._explained
         self._explained.add(incident.cause)
         log.warning("%s", incident if known else incident.report())
 
-    def _examined(self, incident: Incident, *, errno: int | None, ready: bool) -> Incident:
+    def _examined(self, incident: Incident, body: Body) -> Incident:
         """The incident, with its cause."""
-        found = self._coroner.examine(
-            incident.worker_id,
-            kind=incident.kind,
-            signal=incident.signal,
-            exitcode=incident.exitcode,
-            stack=incident.stack,
-            errno=errno,
-            step=incident.step,
-            batch=incident.batch,
-            sample=incident.sample,
-            ready=ready,
-        )
+        found = self._coroner.examine(body)
         sample, dataset = incident.sample, self._dataset
         return dataclasses.replace(
             incident,

@@ -14,7 +14,15 @@ The rules of the lock, for this module and all below it:
 - The lock is taken again by the thread that has it (two threads may share an iterator, and a signal
   handler may ask for a pid), so it says nothing about being half-way: `_midway` does. A signal
   handler may raise between any two instructions; see `_enter`.
-- Under it, `registry.descriptors` may be taken; never the other way round.
+- Under it, `registry.descriptors` and the lock of the obituaries may be taken; never the other way
+  round.
+- What is read and written under it takes a few milliseconds: /proc and control groups, every few
+  seconds and when somebody has died; a line on memory in the logbook, every five seconds; the
+  sockets of workers and nursery. The examination of a death is not (the kernel's log, what a
+  dataset calls a sample, the logbook): the watch sees to it when it has let go of the lock
+  (`settle`). What may take longer under it all the same: 50 ms before a worker that stalls is
+  killed, to see whether it uses CPU time while it still can; and the end of a nursery that died,
+  since nobody can go on before another is made.
 
 Whatever must not be forgotten (a process, a descriptor, a mapping) is in `holdings` and let go when
 the pool is closed: by the iterator's end, by its garbage collection, at interpreter exit, or by the
@@ -95,7 +103,7 @@ class Pool:
             self.watch.cancel()
             raise
         self.obituaries = Obituaries(
-            machine, self.holdings.boxes, coroner, warden, blueprint.dataset, on_incident
+            machine, self.holdings.boxes, coroner, blueprint.dataset, on_incident
         )
         self.epoch = Epoch(shared_seed)
         pulses = [place.pulse for place in self.holdings.places]
@@ -325,6 +333,10 @@ class Pool:
             self._pump(0)
             return self.crew.interval(), self.crew.watched()
 
+    def settle(self) -> bool:
+        """What the watch does without the lock, after a look: see `Watched`."""
+        return self.obituaries.settle()
+
     def forsaken(self) -> bool:
         """Whether nobody can use this pool any more.
 
@@ -340,6 +352,7 @@ class Pool:
     def end_workers(self, deadline: float) -> None:
         """By the watch."""
         self.crew.end(deadline)
+        self.obituaries.settle()
 
     def let_go(self) -> None:
         """By the watch."""

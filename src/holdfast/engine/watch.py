@@ -52,6 +52,10 @@ class Watched(Protocol):
         """Deal with what has happened. Seconds until the next look, and the descriptors that call
         for one earlier; None when the pool is to be closed."""
 
+    def settle(self) -> bool:
+        """Deal with what takes longer and need not be under the lock; if there was anything, it
+        wants another look."""
+
     def forsaken(self) -> bool:
         """Whether nobody can use it any more."""
 
@@ -132,6 +136,8 @@ class Watch:
                 found = pool.look()
                 if found is None or pool.forsaken():
                     break
+                if pool.settle():
+                    continue
                 wait, now_watched = found
                 if now_watched != watched:
                     for fd in watched:

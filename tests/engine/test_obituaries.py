@@ -1,0 +1,61 @@
+"""Examinations of deaths: beside the run, not in its way."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.autopsy.coroner import Coroner
+from holdfast.autopsy.readers import kernel_log
+from tests.faults.outside import kill_and_see_it_dead
+from tests.support.processes import eventually
+
+pytestmark = pytest.mark.timeout(90, method="thread")
+
+DEADLINE = 30.0
+
+
+def test_batches_come_while_a_death_is_being_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    examining, go_on = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def slow(*_: Any, **__: Any) -> None:
+        examining.set()
+        waited.append(go_on.wait(DEADLINE))
+
+    monkeypatch.setattr(kernel_log, "read", slow)
+    with holdfast.DataLoader(range(200), num_workers=2) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        kill_and_see_it_dead(iterator._workers[0].pid)
+        assert examining.wait(DEADLINE)
+        while len(seen) < 199:
+            seen += next(iterator).tolist()
+        assert waited == []
+        assert loader._runtime.incidents == []
+        go_on.set()
+        assert [one.signal for one in loader.incidents] == ["SIGKILL"]  # it waits for the rest
+        seen += next(iterator).tolist()
+    assert seen == list(range(200))
+    assert waited == [True]
+
+
+@pytest.mark.parametrize("step", ["receive", "examine"])
+def test_a_death_that_cannot_be_examined_is_listed_all_the_same(
+    step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise LookupError("nothing is where it should be")
+
+    monkeypatch.setattr(Coroner, step, fails)
+    with holdfast.DataLoader(range(40), num_workers=2) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        kill_and_see_it_dead(iterator._workers[0].pid)
+        seen += [int(batch) for batch in iterator]
+    assert seen == list(range(40))
+    assert [(one.kind, one.cause) for one in loader.incidents] == [("killed", "unknown")]
+    assert eventually(lambda: "nothing is where it should be" in caplog.text)
