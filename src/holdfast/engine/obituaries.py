@@ -35,6 +35,7 @@ __all__ = ["Ending", "Obituaries", "Obituary"]
 log = logging.getLogger("holdfast")
 
 REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
+PATIENCE = 2.0  # seconds to wait for somebody else's examination: the logbook's disk may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,9 @@ class Obituaries:
         self._on_incident = on_incident
         self._explained: set[str] = set()
         self._filed: deque[tuple[Obituary, Incident, Body | None]] = deque()
-        # One examination at a time. Whoever has the pool's lock may take this one; never the other
-        # way round. A log handler of the user's may ask for incidents in the middle of it.
+        # One examination at a time. Whoever has the pool's lock may take this one; we never do it
+        # the other way round. A log handler of the user's may, or ask for incidents in the middle
+        # of it: hence the patience, and a lock that its owner may take again.
         self._examining = threading.RLock()
         self._of_memory: deque[float] = deque()  # when somebody died of it
 
@@ -192,12 +194,17 @@ class Obituaries:
 
     def settle(self) -> bool:
         """Find the causes of what is filed, and tell everybody who has to know; whether there was
-        anything. When it returns, all that was filed before has been told."""
+        anything. When it returns, all that was filed before has been told, unless somebody else is
+        at it and does not come to an end."""
         told = False
-        with self._examining:
+        if not self._examining.acquire(timeout=PATIENCE):
+            return told
+        try:
             while self._filed:
                 self._publish(*self._filed.popleft())
                 told = True
+        finally:
+            self._examining.release()
         return told
 
     def deaths_of_memory(self) -> list[float]:
