@@ -45,6 +45,7 @@ def counters(tree: Tree, count: int, machine: int | None = None) -> None:
 
 def bear(tree: Tree) -> Coroner:
     made = Coroner("fork", 2, roots=tree.roots)
+    made.begin()
     made.born(0, 7)
     made.born(1, 8)
     return made
@@ -170,6 +171,7 @@ def test_without_anything_to_read_it_says_so(tmp_path: Path) -> None:
 
 def test_memory_goes_into_the_logbook(tree: Tree, tmp_path: Path) -> None:
     made = Coroner("fork", 2, Logbook(tmp_path / "book"), tree.roots)
+    made.begin()
     made.born(0, 7)
     made._next_look = 0
     made.look(time.monotonic())

@@ -95,8 +95,11 @@ class Coroner:
     _next_look: float = field(default_factory=lambda: time.monotonic() + 1)
 
     def __post_init__(self) -> None:
-        self._began = time.monotonic()
         self._machine: Machine | None = None
+
+    def begin(self) -> None:
+        """Note how things stand before anything has happened."""
+        self._began = time.monotonic()
         self._threads = process.threads("self", self.roots)
         self._own_groups = cgroup.groups("self", "memory", self.roots)
         self._stderr = _stderr_size()

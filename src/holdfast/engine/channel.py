@@ -81,6 +81,19 @@ class Channel:
             if message is not None:
                 return message
 
+    def waiting(self) -> bytes | None:
+        """The next whole message if it is there already; None if not, or at the end."""
+        while True:
+            try:
+                packet = self.sock.recv(PACKET + 1, socket.MSG_DONTWAIT)
+            except OSError:
+                return None  # if something is wrong, `receive` will say what
+            if not packet:
+                return None
+            message = self._assemble(packet)
+            if message is not None:
+                return message
+
     # -- the parent's side: never blocks --------------------------------------------------
 
     def post(self, message: Buffer) -> None:

@@ -382,6 +382,14 @@ class Crew:
         place.pulse.busy_since = time.monotonic()
         self._holdings.post(channel, message)
 
+    def give_back(self) -> None:
+        """Tell the workers at once what the user has let go of, before they reserve more for what
+        they are making now. What small batches leave goes with the next task."""
+        for place in self._places:
+            if place.channel is not None and place.window.released:
+                released = place.window.take_released()
+                self._holdings.post(place.channel, order("released", 0, None, released))
+
     def _convict(self, action: m.Convict) -> None:
         """A sample ends its workers, alone too: the batch goes on without it."""
         account = self.epoch.account

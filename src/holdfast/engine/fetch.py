@@ -15,7 +15,7 @@ from torch.utils.data import Subset, default_collate
 from holdfast.autopsy.blackbox import COLLATE, FETCH
 from holdfast.engine.faults import Faults
 from holdfast.memory.arena import Arena
-from holdfast.memory.collate import Placement
+from holdfast.memory.collate import Placement, stacks
 
 __all__ = ["Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
@@ -43,7 +43,8 @@ class Fetcher:
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.recorder = recorder
-        self.arena = arena if auto_collation and collate_fn is default_collate else None
+        places = auto_collation and collate_fn is default_collate and stacks()
+        self.arena = arena if places else None
         self.faults = faults
         self.step = "fetch"  # what it was doing when it raised
         self.tidy: Callable[[], None] = _nothing  # called after every few samples

@@ -85,6 +85,7 @@ class Holdings:
         if self._payload is not None:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
+            threads.find()
             nursery = Nursery.fork(self._nurse, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
         self.poll.register(nursery.pidfd, select.POLLIN)

@@ -63,6 +63,8 @@ from holdfast.samples.ledger import Account
 
 __all__ = ["Pool", "TimedOut"]
 
+LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
+
 
 class TimedOut(Exception):
     """Nothing arrived within the loader's `timeout`."""
@@ -120,6 +122,7 @@ class Pool:
         registry.enrol(self.watch)
         try:
             self.crew.carry_out(machine.begin())
+            coroner.begin()  # reads much; meanwhile the first worker is being born
             self.watch.start()
         except BaseException:
             self.watch.close_now()
@@ -145,6 +148,8 @@ class Pool:
                     self._check()
                 if machine.held_back:
                     self.crew.carry_out(machine.unpacked())
+                if (machine.share.largest or 0) >= LARGE:
+                    self.crew.give_back()
                 if machine.draws_due:
                     self._draw(draw)
                 taken: Any = machine.take()

@@ -97,9 +97,9 @@ class Equipment:
 
 # -- from the pool ------------------------------------------------------------------------
 
-Order = Literal["task", "briefed", "trial", "resume", "retire"]
+Order = Literal["task", "briefed", "trial", "resume", "released", "retire"]
 """A task as torch gives it, or with a brief on bad samples; one sample to be loaded alone; another
-epoch; and to go, because of its size."""
+epoch; nothing to do, but parts of the arena are free again; and to go, because of its size."""
 
 
 def order(kind: Order, number: int, content: Any, released: Sequence[int]) -> bytes:

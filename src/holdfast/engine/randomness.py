@@ -5,9 +5,9 @@ worker had before that batch. So every worker saves the state of ``torch``, ``ra
 ``numpy.random`` after every batch, into memory that survives it. The public getters take 15 µs
 (``random.getstate``) and 75 µs (``numpy.random.get_state``), as long as a small batch itself.
 Both generators are Mersenne twisters in plain memory: NumPy publishes the address of its own; that
-of ``random`` follows the object's header. The raw copy is tried against the public getter when a
-worker starts, and where the two differ (another interpreter, another bit generator) the getters are
-used. Only the cached second Gaussian needs NumPy's getter, and only after a draw.
+of ``random`` follows the object's header. The raw copy is tried against the public getter when this
+is imported, before any worker is forked; where the two differ (another interpreter, another bit
+generator) the getters are used. Only the cached second Gaussian needs NumPy's getter, and only after a draw.
 """
 
 from __future__ import annotations
@@ -64,10 +64,8 @@ class Randomness:
 
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
-        memory = self._python_memory()
-        self._python = None if memory is None else memory.data
-        self._generator: Any = None
-        self._numpy: Bytes | None = None
+        self._python = None if _python_twister is None else _python_twister.data
+        self._generator, self._numpy = _numpy_twister
         self._numpy_last = b""
         self._gauss = (False, 0.0)
 
@@ -128,29 +126,45 @@ class Randomness:
         slot[_BODY : _BODY + len(body)] = body
         _HEAD.pack_into(slot.data, 0, _PICKLED, _BODY + len(body), False, 0.0, False, 0.0)
 
-    @staticmethod
-    def _python_memory() -> Bytes | None:
-        """The twister inside `random`'s own generator, if it lies where we expect it."""
-        instance = random._inst
-        header = object.__basicsize__
-        if type(instance).__basicsize__ < header + _TWISTER:
-            return None
-        memory = _memory_at(id(instance) + header, _TWISTER)
-        words = np.frombuffer(memory.tobytes(), np.uint32)
-        _, state, _ = random.getstate()
-        return memory if (*words[1:].tolist(), int(words[0])) == state else None
-
     def _numpy_memory(self) -> Bytes | None:
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
-            self._generator, self._numpy, self._numpy_last = generator, None, b""
-            if type(generator) is np.random.MT19937:
-                memory = _memory_at(generator.ctypes.state_address, _TWISTER)
-                words = np.frombuffer(memory.tobytes(), np.uint32)
-                state = generator.state["state"]
-                if (words[:624] == state["key"]).all() and int(words[624]) == state["pos"]:
-                    self._numpy = memory
+            self._generator, self._numpy, self._numpy_last = generator, _in_numpy(generator), b""
         return self._numpy
+
+
+def _in_python() -> Bytes | None:
+    """The twister inside `random`'s own generator, if it lies where we expect it."""
+    instance = random._inst
+    header = object.__basicsize__
+    if type(instance).__basicsize__ < header + _TWISTER:
+        return None
+    memory = _memory_at(id(instance) + header, _TWISTER)
+    words = np.frombuffer(memory.tobytes(), np.uint32)
+    _, state, _ = random.getstate()
+    return memory if (*words[1:].tolist(), int(words[0])) == state else None
+
+
+def _in_numpy(generator: Any) -> Bytes | None:
+    """The twister inside NumPy's generator, if it is one."""
+    if type(generator) is not np.random.MT19937:
+        return None
+    memory = _memory_at(generator.ctypes.state_address, _TWISTER)
+    words = np.frombuffer(memory.tobytes(), np.uint32)
+    state = generator.state["state"]
+    known = (words[:624] == state["key"]).all() and int(words[624]) == state["pos"]
+    return memory if known else None
+
+
+def _memory_at(address: int, size: int) -> Bytes:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+_python_twister = _in_python()
+_numpy_twister = (
+    np.random.mtrand._rand._bit_generator,
+    _in_numpy(np.random.mtrand._rand._bit_generator),
+)
 
 
 def bring_back(snapshot: Snapshot) -> None:
@@ -189,7 +203,3 @@ def _set_python(raw: bytes, gauss: float | None) -> None:
 def _set_numpy(raw: bytes, has_gauss: bool, gauss: float) -> None:
     words = np.frombuffer(raw, np.uint32)
     np.random.set_state(("MT19937", words[:624], int(words[624]), int(has_gauss), gauss))
-
-
-def _memory_at(address: int, size: int) -> Bytes:
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

@@ -21,6 +21,7 @@ import os
 import pickle
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,6 +144,8 @@ class _Worker:
         self.loaded = False  # whether the dataset was given a state to go on from
         self.exhausted = False  # the parent knows: it told us, or we told it
         self.answered = setup.answered
+        self.orders: deque[tuple[str, int, Any]] = deque()  # received before their time
+        arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
         self.recorder.note(-1, -1, START)
@@ -165,12 +168,15 @@ class _Worker:
         if self.faults:
             self.faults.strike("after-ready")
         while True:
-            message = self.channel.receive()
-            if message is None:
-                return
-            kind, number, content, released = pickle.loads(message)
-            for offset in released:
-                self.arena.release(offset)
+            if self.orders:
+                kind, number, content = self.orders.popleft()
+            else:
+                message = self.channel.receive()
+                if message is None:
+                    return
+                kind, number, content, released = pickle.loads(message)
+                for offset in released:
+                    self.arena.release(offset)
             if kind == "task":
                 self._do_task(number, content)
             elif kind == "briefed":
@@ -179,6 +185,8 @@ class _Worker:
                 self._do_trial(number, *content)
             elif kind == "resume":
                 self._do_resume(content)
+            elif kind == "released":
+                continue
             elif kind == "retire":
                 self._retire()
                 return
@@ -193,6 +201,17 @@ class _Worker:
             if self.keeper.measured:
                 self._tell_sizes()
             self.recorder.note(-1, -1, IDLE)
+
+    def _look_for_released(self) -> bool:
+        """In the middle of a batch: take in what has been sent meanwhile, for its blocks."""
+        found = False
+        while (message := self.channel.waiting()) is not None:
+            kind, number, content, released = pickle.loads(message)
+            for offset in released:
+                self.arena.release(offset)
+                found = True
+            self.orders.append((kind, number, content))
+        return found
 
     def _tell_sizes(self) -> None:
         point = self.keeper.point(self.arena.reserved)

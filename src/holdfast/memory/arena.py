@@ -342,6 +342,9 @@ class Arena:
         self._private: list[int] = []
         self._gone: deque[_Ref] = deque()
         self._peak = self._last_peak = self._trims = self._quiet_until = 0
+        # Asked before more memory is reserved: calls `release` if there is something to release
+        # that nobody has read yet, and says whether it did.
+        self.look_for_released: Callable[[], bool] = lambda: False
         held = list(held)
         for offset, nbytes in held:
             self._extents.reserve(offset, nbytes)
@@ -371,6 +374,10 @@ class Arena:
             return None
         self._recycle()
         offset = self._extents.allocate(nbytes)
+        if (offset is None or not self._is_reserved(offset, nbytes)) and self.look_for_released():
+            if offset is not None:
+                self._extents.free(offset)
+            offset = self._extents.allocate(nbytes)
         if offset is None:
             return None
         if not self._reserve(offset, nbytes or 1):
@@ -449,6 +456,10 @@ class Arena:
             return False
         del self._private[at]
         return True
+
+    def _is_reserved(self, offset: int, nbytes: int) -> bool:
+        end = (offset + nbytes - 1) // CHUNK + 1
+        return self._reserved.find(0, offset // CHUNK, end) < 0
 
     def _reserve(self, offset: int, nbytes: int) -> bool:
         flags = self._reserved

@@ -25,7 +25,7 @@ from torch.utils.data._utils import collate as torch_collate
 from .arena import Arena, Bytes
 from .codec import AS_NUMPY, SMALL
 
-__all__ = ["PLACED", "Placement", "install"]
+__all__ = ["PLACED", "Placement", "install", "stacks"]
 
 PLACED = 64 << 10
 """Tensors and arrays from this size on are worth a copy of their own."""
@@ -35,6 +35,7 @@ WIDTH = 64
 
 _Tensors = list[torch.Tensor]
 _torch_stack: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
+_torch_array: Callable[..., torch.Tensor] = torch_collate.collate_numpy_array_fn
 _ARRAY_DTYPES = frozenset(AS_NUMPY.values())
 _SPARSE = {
     torch.sparse_coo,
@@ -54,6 +55,14 @@ def install(arena: Arena) -> None:
     current = known.get(torch.Tensor)
     if current is _torch_stack or isinstance(current, _Stack):
         known[torch.Tensor] = _Stack(arena)
+
+
+def stacks() -> bool:
+    """Whether it is left to us, and to torch, what ``default_collate`` does with tensors and
+    arrays: a function somebody has registered for them must not see the rows of a `Placement`."""
+    known: dict[Any, Any] = torch_collate.default_collate_fn_map
+    arrays = known.get(np.ndarray)
+    return isinstance(known.get(torch.Tensor), _Stack) and arrays is _torch_array
 
 
 class _Stack:
@@ -107,12 +116,12 @@ class _Stack:
         return room
 
 
-def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype, at: int = 0) -> torch.Tensor:
-    """A tensor on a part of the memory: no view, with a storage of just its size."""
+def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the beginning of the memory: no view, with a storage of just its size."""
     numpy_dtype = AS_NUMPY.get(dtype)
     if numpy_dtype is not None:
-        return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory, at))
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=at).resize_(shape)
+        return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory))
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).resize_(shape)
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -133,14 +142,22 @@ def _is_plain(leaf: Any) -> bool:
 class _Column:
     """One leaf of all samples of a batch: the rows 0, 1, 2, ... of one block."""
 
-    def __init__(self, memory: Bytes, leaf: Any) -> None:
+    def __init__(self, memory: Bytes, leaf: Any, size: int) -> None:
         self.kind = type(leaf)
         self.shape = leaf.shape
         self.dtype = leaf.dtype
         self.nbytes: int = leaf.nbytes
         self.address: int = memory.__array_interface__["data"][0]
         self.memory: Bytes | None = memory
-        self.rows: list[Any] = []
+        # All at once: a small object made after each sample, to live until the batch is collated,
+        # would be put where the last sample was, so that the next one does not fit there any more,
+        # and the heap would grow to the size of a batch.
+        self.rows: list[Any]
+        shape = (size, *self.shape)
+        if self.kind is np.ndarray:
+            self.rows = list(np.ndarray(shape, self.dtype, memory))
+        else:
+            self.rows = list(_tensor(memory, shape, self.dtype).unbind())
 
     def put(self, row: int, leaf: Any) -> Any:
         """The leaf's copy in its row; the leaf itself if it is not like the first."""
@@ -153,13 +170,11 @@ class _Column:
             or not _is_plain(leaf)
         ):
             return leaf
-        copy: Any
+        copy = self.rows[row]
         if self.kind is np.ndarray:
-            copy = np.ndarray(self.shape, self.dtype, memory, row * self.nbytes)
             np.copyto(copy, leaf)
         else:
-            copy = _tensor(memory, self.shape, self.dtype, row * self.nbytes).copy_(leaf)
-            self.rows.append(copy)
+            copy.copy_(leaf)
         return copy
 
     def whole(self, batch: _Tensors) -> torch.Tensor | None:
@@ -247,7 +262,7 @@ class Placement:
         block = self._arena.take(self._size * leaf.nbytes)
         if block is None:
             return None
-        column = _Column(block.array, leaf)
+        column = _Column(block.array, leaf, self._size)
         self.columns[column.address] = column
         return column
 

@@ -9,11 +9,12 @@ decided, and a `worker_init_fn` comes later and may decide otherwise.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["decided", "limit"]
+__all__ = ["decided", "find", "limit"]
 
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -23,7 +24,21 @@ def decided(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in _VARIABLES)
 
 
+def find() -> ThreadpoolController:
+    """The libraries loaded by now. Looking for them takes some milliseconds, and several times as
+    long in a process just forked; so it is done before, and again only after other imports."""
+    global _found
+    imported = len(sys.modules)
+    if _found is None or _found[0] != imported:
+        _found = imported, ThreadpoolController()
+    return _found[1]
+
+
 def limit(environment: Mapping[str, str] = os.environ) -> None:
-    """For this process and those it forks. Takes about 10 ms: it looks through all libraries."""
+    """For this process and those it forks."""
     if not decided(environment):
-        ThreadpoolController().limit(limits=1, user_api="blas")
+        find().limit(limits=1, user_api="blas")
+
+
+_found: tuple[int, ThreadpoolController] | None = None
+find()
