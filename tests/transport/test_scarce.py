@@ -140,8 +140,8 @@ def test_a_data_set_larger_than_dev_shm_can_be_sent_to_spawned_workers(
     ended = stage.run_fresh(
         f"""
         from torch.utils.data import TensorDataset
-        data = torch.arange(12_000_000)
-        loader = DataLoader(TensorDataset(data), num_workers=1, batch_size=10**6, multiprocessing_context={method!r})
+        data = torch.arange(12_000_000).reshape(1200, -1)
+        loader = DataLoader(TensorDataset(data), num_workers=1, batch_size=100, multiprocessing_context={method!r})
         say("sum", sum(int(batch.sum()) for batch, in loader) == int(data.sum()))
         """,
         before=shm("size=64m"),

@@ -7,7 +7,8 @@ worker had before that batch. So every worker saves the state of ``torch``, ``ra
 Both generators are Mersenne twisters in plain memory: NumPy publishes the address of its own; that
 of ``random`` follows the object's header. The raw copy is tried against the public getter when this
 is imported, before any worker is forked; where the two differ (another interpreter, another bit
-generator) the getters are used. Only the cached second Gaussian needs NumPy's getter, and only after a draw.
+generator) the getters are used. Only the cached second Gaussian needs NumPy's getter, and only
+after a draw.
 """
 
 from __future__ import annotations
