@@ -362,3 +362,27 @@ def test_a_registered_collation_of_tensors_is_honoured(
 
 def _sum_up(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     return torch.stack(batch).sum(0)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, np.ndarray])
+def test_a_registered_collation_gets_the_samples_themselves(
+    loader_class: Loader, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not parts of a batch that a loader has begun to put together."""
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    monkeypatch.setitem(default_collate_fn_map, kind, _whose_memory)
+    loader = loader_class(Calls(4, LARGE[kind]), batch_size=2, num_workers=1)
+    assert list(loader) == [[True, True], [True, True]]
+
+
+LARGE: dict[Any, Any] = {
+    torch.Tensor: lambda index: torch.full((1 << 18,), float(index)),
+    np.ndarray: lambda index: np.full(1 << 18, float(index)),
+}
+
+
+def _whose_memory(batch: list[Any], *, collate_fn_map: Any = None) -> list[bool]:
+    if isinstance(batch[0], np.ndarray):
+        return [one.base is None for one in batch]
+    return [one.untyped_storage().nbytes() == one.nbytes for one in batch]

@@ -92,3 +92,19 @@ def test_what_a_worker_sent_is_heard_though_it_died_with_something_unread() -> N
     assert ours.poll() is None
     assert not ours.open
     ours.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_waits_is_taken_without_waiting(size: int) -> None:
+    ours, theirs = pair()
+    worker = Channel(theirs)
+    assert worker.waiting() is None
+    message = os.urandom(size)
+    ours.post(message)
+    while (received := worker.waiting()) is None:
+        ours.flush()
+    assert received == message
+    ours.close()
+    assert worker.waiting() is None
+    assert worker.receive() is None
+    worker.close()

@@ -492,3 +492,28 @@ def test_the_hole_is_left_out_of_core_dumps(slot: Slot) -> None:
     flags = [part.split("VmFlags:")[1].split("\n")[0] for part in text.split("memfd:test")[1:]]
     assert flags
     assert all(" dd" in f for f in flags)
+
+
+def test_before_more_is_reserved_it_asks_for_what_was_released(slot: Slot) -> None:
+    asked = []
+    first = new_block(slot.arena, MIB, 1)
+
+    def look() -> bool:
+        asked.append(None)
+        slot.arena.release(first)
+        return True
+
+    slot.arena.look_for_released = look
+    block = slot.arena.take(MIB)
+    assert block is not None
+    assert (block.offset, len(asked)) == (first, 1)
+    again = slot.arena.take(MIB)  # asks in vain, and finds room all the same
+    assert again is not None
+    assert len(asked) == 2
+    assert again.offset != first
+
+
+def test_recycled_memory_needs_no_asking(slot: Slot) -> None:
+    slot.arena.release(new_block(slot.arena, MIB, 1))
+    slot.arena.look_for_released = lambda: pytest.fail("nothing new has to be reserved")
+    assert slot.arena.take(MIB) is not None

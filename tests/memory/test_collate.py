@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -367,3 +369,36 @@ def test_a_placement_is_not_kept_alive(slot: Slot) -> None:
     del placement
     assert slot.arena.in_use == 0
     assert collate._current() is None
+
+
+HEAP = """
+import numpy as np, os, torch
+from holdfast.memory.arena import Arena, create
+from holdfast.memory.collate import Placement
+
+def anonymous():
+    fields = open("/proc/self/statm").read().split()
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+
+arena = Arena(create("test"))
+source = {source}
+warm = Placement(arena, 2)
+rows = [warm.place(source.{copy}()) for _ in range(2)]
+before = anonymous()
+placement = Placement(arena, 64)
+rows = [placement.place(source.{copy}()) for _ in range(64)]
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "copy"),
+    [("torch.ones(3, 224, 224)", "clone"), ("np.ones((3, 224, 224), np.float32)", "copy")],
+)
+def test_placing_a_batch_takes_the_memory_of_one_sample(source: str, copy: str) -> None:
+    """Not of all of them, for want of a hole in the heap where the next one fits."""
+    program = HEAP.format(source=source, copy=copy)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(ended.stdout) < 8 << 20  # a batch has 38

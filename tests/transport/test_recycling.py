@@ -7,6 +7,7 @@ import os
 import queue
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,36 @@ def memory_mapped() -> int:
         elif ours and line.startswith("Pss:"):
             total += int(line.split()[1]) << 10
     return total
+
+
+class Waits(torch.utils.data.Dataset[torch.Tensor]):
+    """Batches of 8 MB, of which the third is not begun before the consumer says so."""
+
+    BATCH = 8 << 20
+
+    def __init__(self, signal: Path) -> None:
+        self.signal = signal
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        deadline = time.monotonic() + 60
+        while index == 2 and not self.signal.exists():
+            assert time.monotonic() < deadline, "the consumer has not come by"
+            time.sleep(0.001)
+        return torch.full((self.BATCH,), index, dtype=torch.uint8)
+
+
+def test_what_was_let_go_of_serves_the_batch_that_is_being_made(tmp_path: Path) -> None:
+    with DataLoader(Waits(tmp_path / "go on"), num_workers=1, batch_size=1) as loader:
+        before = arena_bytes()
+        batches = iter(loader)
+        del_at_once = next(batches)  # the third batch is asked for now
+        del del_at_once
+        second = next(batches)
+        (tmp_path / "go on").touch()
+        third = next(batches)
+        assert int(second[0, -1]) == 1
+        assert int(third[0, -1]) == 2
+        assert arena_bytes() - before < 2.5 * Waits.BATCH
