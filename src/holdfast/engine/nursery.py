@@ -519,7 +519,8 @@ def serve_spawned(
             start = at + _LENGTH.size
             spawn.prepare(pickle.loads(view[start : start + size]))
             blueprint = codec.decode(view[start + size :], None)
-            threads.limit()  # of the libraries that have just been loaded
+            if blueprint.single_threaded:
+                threads.limit()  # of the libraries that have just been loaded
             return blueprint
         finally:
             del process._inheriting

@@ -1067,7 +1067,8 @@ class Pool:
         """In the forked nursery."""
         for pool in {self, *_not_ours}:
             pool.disown()
-        threads.limit()
+        if self._blueprint.single_threaded:
+            threads.limit()
         blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
