@@ -20,6 +20,7 @@ import torch
 import torch.utils.data
 
 from holdfast.autopsy.machine import in_words
+from holdfast.memory.attributes import has_attributes, own
 from holdfast.memory.mutation import changes, unreadable
 from holdfast.memory.packed import PackedDict, PackedList
 from holdfast.memory.sizes import deep_size, object_count
@@ -216,8 +217,7 @@ def _walk(
     if id(thing) in seen:
         return
     seen.add(id(thing))
-    # vars() and not getattr(): nothing of the user's runs because we look.
-    for name in list(vars(thing)) if _has_attributes(thing) else ():
+    for name in own(thing):
         steps = (*chain, (type(thing), name))
         place = _attribute(thing, name, f"{path}.{name}", steps)
         yield from _look_into(place, depth, seen)
@@ -257,15 +257,11 @@ def _is_walkable(value: Any) -> bool:
     if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
         return False
     home = type(value).__module__.partition(".")[0]
-    return _has_attributes(value) and home not in ("torch", "numpy", *sys.stdlib_module_names)
-
-
-def _has_attributes(value: Any) -> bool:
-    return type(value).__dictoffset__ != 0
+    return has_attributes(type(value)) and home not in ("torch", "numpy", *sys.stdlib_module_names)
 
 
 def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
-    return _Place(path, lambda: vars(owner)[name], lambda value: setattr(owner, name, value), chain)
+    return _Place(path, lambda: own(owner)[name], lambda value: setattr(owner, name, value), chain)
 
 
 def _entry(owner: Any, key: Any, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
