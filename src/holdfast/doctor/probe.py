@@ -24,7 +24,7 @@ from holdfast.doctor.fingerprint import changed, fingerprint
 from holdfast.loader import DataLoader
 from holdfast.memory.sizes import deep_size
 
-__all__ = ["Samples", "Troubled", "as_they_are", "load_samples", "rate"]
+__all__ = ["Samples", "Troubled", "as_they_are", "load_samples", "rate", "trouble_of"]
 
 _STALL = 60.0
 
@@ -55,10 +55,11 @@ class Samples:
 
 
 class Troubled(Exception):
-    """What a dataset did to its workers, in a line, and what to do about it."""
+    """What a dataset did to its workers, in a line; all of it; and what to do about it."""
 
-    def __init__(self, words: str, remedy: str) -> None:
+    def __init__(self, words: str, details: str, remedy: str) -> None:
         super().__init__(words)
+        self.details = details
         self.remedy = remedy
 
 
@@ -130,7 +131,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
         stall_timeout=_STALL,
     )
     try:
-        with loader, _trouble(loader):
+        with loader, trouble_of(loader):
             for notes in loader:
                 if notes is None:
                     break
@@ -148,7 +149,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
 
 
 @contextmanager
-def _trouble(loader: Any) -> Iterator[None]:
+def trouble_of(loader: Any) -> Iterator[None]:
     """Whatever the dataset raises, or the death of its worker is, as `Troubled`; nothing in the log."""
     log = logging.getLogger("holdfast")
     before, log.disabled = log.disabled, True
@@ -158,8 +159,8 @@ def _trouble(loader: Any) -> Iterator[None]:
         if loader.incidents:
             incident = loader.incidents[-1]
             remedy = f"holdfast explain {incident.cause}" if incident.cause != UNKNOWN else ""
-            raise Troubled(f"the worker {incident.what()}", remedy) from error
-        raise Troubled(_last_words(error), _SKIP) from error
+            raise Troubled(f"the worker {incident.what()}", incident.report(), remedy) from error
+        raise Troubled(_last_words(error), str(error), _SKIP) from error
     finally:
         log.disabled = before
 
@@ -187,7 +188,7 @@ def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: A
         max_restarts=0,
         stall_timeout=_STALL,
     )
-    with warnings.catch_warnings(), _trouble(loader):
+    with warnings.catch_warnings(), trouble_of(loader):
         warnings.simplefilter("ignore")  # more workers than cores are the point
         return _measure(loader, batch_size, workers, seconds)
 

@@ -38,6 +38,9 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch.multiprocessing
+
+from holdfast.autopsy.blackbox import NURSERY
 from holdfast.engine import interrupts
 from holdfast.engine.lifeline import ARM, arm
 from holdfast.memory import codec, threads
@@ -263,6 +266,7 @@ class _Nurse:
 
     def serve(self, deliver: Callable[[bytes, int, int, int], None]) -> None:
         """Fork workers with `deliver` until the trainer wants or needs no more."""
+        torch.multiprocessing._set_thread_name(NURSERY)
         arm(self.lifeline)
         while True:
             for fd, _ in self.poll.poll(self._timeout()):

@@ -78,7 +78,7 @@ def doctor(
             seconds,
             found.settings.get("collate_fn"),
         )
-        say = _Progress(quiet=as_json or not sys.stderr.isatty())
+        say = terminal.Progress(quiet=as_json or not sys.stderr.isatty())
         parts[target] = patient.examine(found.dataset, plan, here.machine, gauge.read(), say)
         say("")
     if as_json:
@@ -98,14 +98,3 @@ def _budget(given: str | None, found: source.Found) -> int | Literal["auto"] | N
     return options.parse(
         max_restarts="auto", stall_timeout=None, num_workers=1, memory_budget=value
     ).memory_budget
-
-
-class _Progress:
-    """One line that says what is going on, written over itself."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-
-    def __call__(self, words: str) -> None:
-        if not self.quiet:
-            click.echo(f"\r\x1b[K{words}{' …' if words else ''}", nl=False, err=True)
