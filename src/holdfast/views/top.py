@@ -148,6 +148,8 @@ def draw(
         style = "bold" if row.pid == row.trainer else ""
         table.add_row(*_figures(row), Text(_doing(row, spy)), style=style)
     notes = [Text(""), *map(Text, below)]
+    if all(row.memory is None for row in rows):
+        notes.append(Text("memory and files of another user's processes may not be read", "dim"))
     if spy is not None and spy.why_not and any(not row.ours for row in rows):
         notes.append(Text(f"torch's workers by kernel function: {spy.why_not}", "dim"))
     return Group(table, *notes)
