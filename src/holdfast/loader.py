@@ -21,7 +21,6 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import process
 from holdfast.engine.stats import Stats
-from holdfast.memory import threads
 from holdfast.memory.budget import Budget, for_all
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts, Memory
 from holdfast.samples.ledger import Ledger
@@ -76,7 +75,6 @@ class _Runtime:
         self.ledger = Ledger()
         self.logbook: Logbook | None = None
         self.advised = False
-        self.crowded = False  # for more than one thread in each worker
         self.budget = Budget(None)  # of this loader's own, if it was given a number
 
     def advise(self, dataset: Any, workers: int) -> None:
@@ -88,14 +86,6 @@ class _Runtime:
         words = advice(dataset, workers, memory.available if memory is not None else 0)
         if words is not None:
             log.warning("%s", words)
-
-    def make_room(self, workers: int) -> bool:
-        """Whether workers have to do with one thread each; said once, in the log."""
-        words = threads.crowded(workers, len(os.sched_getaffinity(0)), threads.room(), os.environ)
-        if words and not self.crowded:
-            log.warning("%s", words)
-        self.crowded = bool(words)
-        return self.crowded
 
     def budget_for(self, given: int | str | None) -> Budget:
         """The budget that a new iterator shares in."""
@@ -304,14 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         note = functools.partial(_note, runtime.incidents, logbook)
         budget = runtime.budget_for(chosen.memory_budget)
         iterator = ProcessIterator(
-            self,
-            chosen,
-            runtime.stats,
-            note,
-            runtime.ledger,
-            logbook,
-            budget,
-            single_threaded=runtime.make_room(self.num_workers),
+            self, chosen, runtime.stats, note, runtime.ledger, logbook, budget
         )
         runtime.pools.add(iterator._pool)
         return iterator

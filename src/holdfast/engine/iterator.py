@@ -162,7 +162,6 @@ class ProcessIterator(_BaseDataLoaderIter):
         ledger: Ledger,
         logbook: Logbook | None,
         budget: Budget,
-        single_threaded: bool = False,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -193,7 +192,6 @@ class ProcessIterator(_BaseDataLoaderIter):
             num_workers=self._num_workers,
             batch_index=[None] * loader.batch_size if self._auto_collation and iterable else None,
             policy=options.policy,
-            single_threaded=single_threaded,
         )
         payload = _payload(blueprint, loader.multiprocessing_context)
         machine = m.Machine(

@@ -523,8 +523,7 @@ def serve_spawned(
             start = at + _LENGTH.size
             spawn.prepare(pickle.loads(view[start : start + size]))
             blueprint = codec.decode(view[start + size :], None)
-            if blueprint.single_threaded:
-                threads.limit()  # of the libraries that have just been loaded
+            threads.limit()  # of the libraries that have just been loaded
             return blueprint
         finally:
             del process._inheriting

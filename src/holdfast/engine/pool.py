@@ -1067,8 +1067,7 @@ class Pool:
         """In the forked nursery."""
         for pool in {self, *_not_ours}:
             pool.disown()
-        if self._blueprint.single_threaded:
-            threads.limit()
+        threads.limit()
         blueprint, boxes, line = self._blueprint, self._boxes.fd, self._lifeline.reading
 
         def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:

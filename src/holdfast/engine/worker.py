@@ -81,7 +81,6 @@ class Blueprint:
     num_workers: int
     batch_index: Any  # what an iterable dataset is asked with, for every batch
     policy: Policy | None = None  # for bad samples; None to let them raise
-    single_threaded: bool = False  # linear algebra too, because there is no room for more
 
     @property
     def on_bad_sample(self) -> Any:
