@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -17,8 +17,11 @@ from holdfast.autopsy.readers import filesystem, process
 from holdfast.doctor import dataset as patient
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.fingerprint import changed, fingerprint
-from holdfast.doctor.probe import Samples
-from holdfast.samples.source import SourceError
+from holdfast.doctor.handles import open_handles
+from holdfast.doctor.probe import Samples, load_samples
+from holdfast.memory.budget import AUTO_SHARE
+from holdfast.memory.gauge import Reading
+from holdfast.samples.source import SourceError, any_dataset
 from tests.doctor import patients
 
 GIB = 1 << 30
@@ -28,10 +31,11 @@ MACHINE = Machine(
     memory=process.Meminfo(64 * GIB, 50 * GIB, 0, 0),
     shm=filesystem.Fill(8 * GIB, 8 * GIB),
 )
+ROOM = Reading(limit=64 * GIB, free=50 * GIB)
 
 
 def examined(dataset: Any) -> dict[str, Check]:
-    return {check.name: check for check in patient.examine(dataset, PLAN, MACHINE)}
+    return {check.name: check for check in patient.examine(dataset, PLAN, MACHINE, ROOM)}
 
 
 def test_a_healthy_dataset_is_good_in_all_that_depends_on_it() -> None:
@@ -80,34 +84,33 @@ def test_an_iterable_dataset_is_tried_too() -> None:
 # -- by looking ------------------------------------------------------------------------------
 
 
-def test_handles_that_workers_would_share_are_named(tmp_path: Path) -> None:
-    opened = patients.Opened()
+@pytest.mark.parametrize("name", patients.SHARING)
+def test_handles_that_workers_would_share_are_named(name: str, tmp_path: Path) -> None:
+    make, expected = patients.SHARING[name]
+    dataset = make(tmp_path)
     try:
-        check = patient.handles(opened)
-        assert check.status == "bad"
-        assert "dataset.file is an open file" in check.meaning
-        assert "dataset.database is a database connection" in check.meaning
+        assert open_handles(dataset) == expected
+        assert patient.handles(dataset).status == "bad"
     finally:
-        opened.close()
-    assert "dataset.file" not in patient.handles(opened).meaning
-    zipped = patients.Zipped(tmp_path / "a.zip")
-    assert "dataset.inside['archive'] is an open zip archive" in patient.handles(zipped).meaning
-    zipped.inside["archive"].close()
-    dataset: Any = patients.Healthy()
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        dataset.table = file.create_dataset("x", data=np.zeros(3))
-        assert "dataset.table is an open HDF5 file" in patient.handles(dataset).meaning
-    assert patient.handles(patients.Healthy()).status == "good"
+        dataset.close()
+    assert open_handles(dataset) == []
+
+
+@pytest.mark.parametrize("name", patients.SPARED)
+def test_what_workers_may_share_is_no_complaint(name: str, tmp_path: Path) -> None:
+    assert open_handles(patients.SPARED[name](tmp_path)) == []
 
 
 def test_generators_are_named() -> None:
     dataset: Any = patients.Healthy()
     dataset.choose = np.random.default_rng(1)
     assert patient.generators(dataset).status == "warning"
-    dataset.stream = (number for number in range(5))
-    check = patient.generators(dataset)
-    assert check.status == "bad"
-    assert "dataset.stream" in check.meaning
+    begun = (number for number in range(5))
+    for stream in (begun, iter([1]), map(str, [1]), csv.reader(["a,b"])):
+        dataset.stream = stream
+        check = patient.generators(dataset)
+        assert check.status == "bad"
+        assert "dataset.stream" in check.meaning
 
 
 def test_tensors_elsewhere_than_on_the_cpu_are_named() -> None:
@@ -145,22 +148,49 @@ def seen(**changes: Any) -> Samples:
 
 def test_memory_in_flight_is_reckoned_with_the_largest_sample() -> None:
     plan = patient.Plan(batch_size=10, num_workers=4, prefetch_factor=2)
-    check = patient.in_flight(seen(nbytes=[1 << 20, 10 << 20]), plan, MACHINE)
+    check = patient.in_flight(seen(nbytes=[1 << 20, 10 << 20]), plan, MACHINE, ROOM)
     # torch: 4 × 2 batches of 100 MiB, and 4 being made; ours makes them in place
-    assert "torch 1.2 GiB, holdfast 840 MiB" in check.meaning
+    assert "torch 1.2 GiB, holdfast 840 MiB (memory_budget: 15 GiB)" in check.meaning
     assert check.status == "good"
-    tight = replace(MACHINE, memory=process.Meminfo(GIB, GIB, 0, 0))
-    assert patient.in_flight(seen(nbytes=[10 << 20]), plan, tight).status == "warning"
-    tighter = replace(tight, memory_limit=GIB // 2)
-    assert patient.in_flight(seen(nbytes=[10 << 20]), plan, tighter).status == "bad"
     small = replace(MACHINE, shm=filesystem.Fill(64 << 20, 64 << 20))
-    check = patient.in_flight(seen(nbytes=[10 << 20]), plan, small)
+    check = patient.in_flight(seen(nbytes=[10 << 20]), plan, small, ROOM)
     assert "/dev/shm" in check.meaning
     assert check.status == "warning"
 
 
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("auto", 3 * 100 + 40),  # 30 % of 1 GiB: three batches of 100 MiB
+        (250 << 20, 2 * 100 + 40),
+        (1, 100 + 40),  # one that is larger passes alone
+        (None, 8 * 100 + 40),  # prefetch_factor alone
+    ],
+)
+def test_our_memory_in_flight_is_what_the_budget_lets_through(budget: Any, expected: int) -> None:
+    plan = patient.Plan(10, 4, 2, budget)
+    room = Reading(limit=4 * GIB, free=GIB)
+    check = patient.in_flight(seen(nbytes=[10 << 20]), plan, MACHINE, room)
+    assert f"torch 1.2 GiB, holdfast {expected} MiB" in check.meaning
+    assert check.status == "warning"
+    assert ("too much for torch's loader" in check.meaning) is (expected < AUTO_SHARE * 2048)
+
+
+def test_less_is_in_flight_where_memory_is_short_already() -> None:
+    plan = patient.Plan(batch_size=10, num_workers=4, prefetch_factor=2)
+    room = Reading(limit=20 * GIB, free=GIB // 2)  # nearly full: a sixteenth of the rest
+    check = patient.in_flight(seen(), plan, MACHINE, room)
+    assert "torch 120 MiB, holdfast 34 MiB" in check.meaning
+
+
+def test_a_batch_that_does_not_fit_is_bad() -> None:
+    plan = patient.Plan(batch_size=10, num_workers=4)
+    room = Reading(limit=GIB, free=GIB // 16)
+    assert patient.in_flight(seen(nbytes=[10 << 20]), plan, MACHINE, room).status == "bad"
+
+
 def test_workers_that_do_not_fit_are_bad() -> None:
-    tight = replace(MACHINE, memory=process.Meminfo(GIB, GIB, 0, 0))
+    tight = Reading(limit=2 * GIB, free=GIB)
     fat = seen(private=[100 << 20, 600 << 20])
     assert patient.worker_cost(fat, None, PLAN, tight).status == "bad"
     assert patient.worker_cost(seen(private=[400 << 20]), None, PLAN, tight).status == "warning"
@@ -178,9 +208,58 @@ def test_workers_that_do_not_fit_are_bad() -> None:
 def test_as_many_workers_as_help(
     rates: dict[int, float], workers: int, status: str, words: str
 ) -> None:
-    check = patient.saturation(rates, replace(PLAN, num_workers=workers))
+    check = patient.saturation(patient.Rates(rates), replace(PLAN, num_workers=workers))
     assert check.status == status
     assert words in check.meaning
+
+
+def test_what_stopped_the_measuring_is_said() -> None:
+    broken = patient.saturation(patient.Rates({}, error="lmdb.ReadersFullError: full"), PLAN)
+    assert broken.meaning == "no rate could be measured: lmdb.ReadersFullError: full"
+    later = patient.saturation(patient.Rates({1: 10.0}, error="OSError: no more"), PLAN)
+    assert later.meaning.endswith("1 saturates this machine. With more of them: OSError: no more")
+    assert later.status == "warning"
+
+
+def test_samples_that_cannot_be_put_together_are_measured_without() -> None:
+    rates = patient.measure_rates(patients.Ragged(), PLAN, MACHINE, lambda _: None)
+    assert "stack expects each tensor to be equal size" in rates.uncollated
+    assert rates.by_workers[1] > 0
+    check = patient.saturation(rates, PLAN)
+    assert "without putting batches together" in check.meaning
+    assert "collate_fn" in check.command
+
+
+def test_a_crash_is_told_by_its_cause_and_ends_nothing_else() -> None:
+    found = load_samples(patients.Crashing(), 8, "fork")
+    assert found.error == "sample 250: the worker crashed with a segmentation fault (SIGSEGV)"
+    assert found.remedy == "holdfast explain native-segv"
+    assert len(found.seconds) == 5
+
+
+def test_what_is_opened_or_built_when_first_used_is_no_state(tmp_path: Path) -> None:
+    found = load_samples(patients.Lazy(tmp_path), 8, "fork")
+    assert found.error == ""
+    assert found.changed == []
+
+
+def test_state_is_seen_wherever_it_lies() -> None:
+    found = load_samples(patients.Remembering(), 8, "fork")
+    assert found.changed == [
+        "Remembering.of_the_class",
+        "Remembering.remember.<defaults>[0]",
+        "dataset.array",
+        "dataset.in_the_middle",
+        "dataset.tensor",
+        "tests.doctor.patients.cached",
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_short_stream_ends_without_an_error(count: int) -> None:
+    found = load_samples(patients.Short(count), 8, "fork")
+    assert (found.error, len(found.seconds)) == ("", count)
+    assert patient.loads(found, None).status == ("good" if count else "bad")
 
 
 def test_spread_is_noticed() -> None:
@@ -220,27 +299,37 @@ def test_changes_are_seen_in_every_kind_of_state() -> None:
 # -- finding it ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["healthy", "Healthy", "make"])
-def test_a_dataset_a_class_and_a_function_are_found(name: str) -> None:
-    assert isinstance(patient.find(f"tests.doctor.patients:{name}", {}), patients.Healthy)
+@pytest.mark.parametrize("name", ["healthy", "Healthy", "make", "loader"])
+def test_a_dataset_a_class_a_function_and_a_loader_are_found(name: str) -> None:
+    found = any_dataset(f"tests.doctor.patients:{name}", {})
+    assert isinstance(found.dataset, patients.Healthy)
+    if name == "loader":
+        assert found.settings["batch_size"] == 7
+        assert found.settings["memory_budget"] == "1GiB"
 
 
 def test_a_function_is_given_what_it_needs() -> None:
-    assert isinstance(
-        patient.find("tests.doctor.patients:needs", {"argument": 1}), patients.Healthy
-    )
+    found = any_dataset("tests.doctor.patients:needs", {"argument": 1})
+    assert isinstance(found.dataset, patients.Healthy)
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "given", "words"),
     [
-        ("tests.doctor.patients", "names nothing"),
-        ("tests.doctor.nobody:x", "there is no module 'tests.doctor.nobody'"),
-        ("tests.doctor.patients:nothing", "has no 'nothing'"),
-        ("tests.doctor.patients:number", "is of type int: expected a dataset"),
-        ("tests.doctor.patients:EMPTY", "its length is 0"),
+        ("tests.doctor.patients", {}, "names nothing"),
+        ("tests.doctor.nobody:x", {}, "there is no module 'tests.doctor.nobody'"),
+        ("tests.doctor.patients:nothing", {}, "has no 'nothing'"),
+        ("tests.doctor.patients:number", {}, "is of type int: expected a dataset"),
+        ("tests.doctor.patients:EMPTY", {}, "its length is 0"),
+        (
+            "tests.doctor.patients:needs",
+            {},
+            "missing a required argument: 'argument'. Arguments are",
+        ),
+        ("tests.doctor.patients:needs", {"root": 1}, "--arg name=value"),
+        ("tests.doctor.patients:healthy", {"root": 1}, "--arg root= has nobody to go to"),
     ],
 )
-def test_what_cannot_be_examined_is_said(spec: str, words: str) -> None:
+def test_what_cannot_be_examined_is_said(spec: str, given: dict[str, Any], words: str) -> None:
     with pytest.raises(SourceError, match=words):
-        patient.find(spec, {})
+        any_dataset(spec, given)

@@ -167,8 +167,51 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
         "warning",
         "two runtimes",
     ),
-    "OpenCV": (but(opencv=8), "OpenCV", "warning", "8 threads"),
+    "OpenCV": (but(opencv=8, opencv_loaded=True), "OpenCV", "warning", "8 threads"),
+    "newer python": (but(python=(3, 19, 0)), "versions", "warning", "newer than 3.14"),
+    "no NumPy": (but(numpy=None), "versions", "warning", "Without NumPy"),
 }
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [
+        (WELL, "Before Python 3.13 a multiprocessing.SharedMemory"),
+        (but(python=(3, 13, 1)), "no thread can be started while the interpreter shuts down"),
+        (but(torch="2.13.0+cu130"), "nothing in the dataset may touch the GPU"),
+    ],
+)
+def test_what_is_good_to_know_of_versions_is_said(here: Surroundings, words: str) -> None:
+    check = machine.versions(here)
+    assert check.status == "good"
+    assert words in check.meaning
+
+
+def test_a_fork_while_threads_run_is_a_pitfall_of_newer_pythons() -> None:
+    threaded = but(python=(3, 12, 0), threads=3, thread_names=("tensorboard",))
+    assert "DeprecationWarning" in machine.versions(threaded).meaning
+    assert machine.versions(replace(threaded, python=(3, 11, 0))).status == "good"
+
+
+def test_libraries_that_are_not_loaded_are_no_complaint() -> None:
+    assert machine.opencv(but(opencv=8)).status == "good"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ""),
+        ({"container": "lxc"}, "lxc"),
+        ({"APPTAINER_CONTAINER": "/a.sif"}, "apptainer"),
+        ({"KUBERNETES_SERVICE_HOST": "1"}, "kubernetes"),
+    ],
+)
+def test_containers_are_known_by_what_they_say(
+    tmp_path: Path, environment: dict[str, str], expected: str
+) -> None:
+    here = Surroundings.look(Tree(tmp_path).roots, environment)
+    assert here.container == expected
+    assert (expected or "none recognised") in machine.container(here).meaning
 
 
 @pytest.mark.parametrize("ill", ILLS)
@@ -193,10 +236,11 @@ def test_the_command_fits_the_place(place: str, words: str) -> None:
     assert words in check.command
 
 
-def test_swap_comes_with_the_commands_that_add_some_except_in_a_container() -> None:
+def test_swap_comes_with_the_commands_that_add_some_except_in_a_pod() -> None:
     none = memory(16, 12, 0, 0)
     assert "mkswap" in machine.swap(but(memory=none)).command
-    assert not machine.swap(but(memory=none, place="kubernetes")).command
+    assert "# on the host" in machine.swap(but(memory=none, container="docker")).command
+    assert not machine.swap(but(memory=none, container="kubernetes")).command
 
 
 def test_a_system_is_read_from_its_files(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import pytest
 from holdfast.memory.leaks import Round, findings, growing
 
 DATA = """
-import ctypes
-from torch.utils.data import Dataset, IterableDataset
+import ctypes, os, signal
+import numpy as np
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 kept = []
+os.environ.setdefault("COMMAND", str(os.getpid()))
 
 class Clean(Dataset):
     def __len__(self):
@@ -42,6 +44,25 @@ class Stream(IterableDataset):
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+
+class Crashes(Clean):
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+class Workers(Clean):
+    def __getitem__(self, index):
+        info = get_worker_info()
+        assert (info.id, info.num_workers, os.environ["COMMAND"] != str(os.getpid())) == (0, 1, True)
+        return index
+
+class Empty(Stream):
+    def __iter__(self):
+        return iter(())
+
+class LeaksArrays(Clean):
+    def __getitem__(self, index):
+        kept.append(np.zeros(1000))  # and this
+        return index
 
 class LeaksNatively(Clean):
     def __getitem__(self, index):
@@ -69,7 +90,10 @@ def line_of(words: str) -> int:
     return next(n for n, line in enumerate(DATA.splitlines(), 1) if words in line)
 
 
-@pytest.mark.parametrize(("name", "words"), [("Leaks", "this line"), ("Stream", "this one")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Leaks", "this line"), pytest.param("Stream", "this one", marks=pytest.mark.slow)],
+)
 def test_the_line_that_leaks_is_named(tmp_path: Path, name: str, words: str) -> None:
     done = leaks(tmp_path, name, "--json")
     assert done.returncode == 1, done.stderr
@@ -77,6 +101,14 @@ def test_the_line_that_leaks_is_named(tmp_path: Path, name: str, words: str) -> 
     assert told["lines"][0]["name"].endswith(f"leaky_data.py:{line_of(words)}")
     assert told["lines"][0]["per_round"] / told["samples"] == pytest.approx(13_000, rel=0.3)
     assert told["native"] == 0
+
+
+@pytest.mark.slow
+def test_types_are_named_also_of_objects_that_the_collector_does_not_know(tmp_path: Path) -> None:
+    done = leaks(tmp_path, "LeaksArrays")
+    assert done.returncode == 1, done.stderr
+    assert f"leaky_data.py:{line_of('and this')}" in done.stdout
+    assert "1.00 per sample  numpy.ndarray" in done.stdout
 
 
 def test_growth_that_python_does_not_know_of_is_called_native(tmp_path: Path) -> None:
@@ -89,9 +121,19 @@ def test_growth_that_python_does_not_know_of_is_called_native(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "more", "status", "said"),
     [
-        ("clean", (), 0, "Nothing grows"),
+        pytest.param("clean", (), 0, "Nothing grows", marks=pytest.mark.slow),
         ("Clean", ("--arg", "raises=7"), 3, "sample 7 is broken"),
         ("absent", (), 2, "has no 'absent'"),
+        ("Crashes", (), 3, "the worker crashed with a segmentation fault (SIGSEGV)"),
+        pytest.param("Empty", (), 3, "gave no sample in epoch 1", marks=pytest.mark.slow),
+        ("Workers", ("--samples", "2"), 0, "Nothing grows"),
+        pytest.param(
+            "Workers",
+            ("--start-method", "spawn", "--samples", "2"),
+            0,
+            "Nothing grows",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_else_it_says(

@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -182,6 +182,9 @@ def test_comparison_addition_and_copies() -> None:
     three, zero = [3], [0]
     assert packed + three == [1, 2, 3]
     assert zero + packed == [0, 1, 2]  # type: ignore[operator]
+    assert packed * 2 == 2 * packed == [1, 2, 1, 2]
+    assert PackedDict({"a": 1}) | {"b": 2} == {"a": 1, "b": 2}
+    assert {"a": 0, "b": 2} | PackedDict({"a": 1}) == {"a": 1, "b": 2}  # type: ignore[operator]
     assert copy.deepcopy(packed) is packed
     with pytest.raises(TypeError):
         hash(packed)
@@ -198,7 +201,20 @@ def test_bad_input_is_named() -> None:
         PackedList([1, 2])[5]
 
 
+@pytest.mark.parametrize("bounds", [(), (1,), (-1,), (0, 1), (1, -1), (5,), (-9, 9)])
+def test_what_is_found_is_found_where_a_list_finds_it(bounds: tuple[int, ...]) -> None:
+    plain = [3, 1, 3]
+    try:
+        expected = plain.index(3, *bounds)
+    except ValueError:
+        with pytest.raises(ValueError, match="3 is not in this PackedList"):
+            PackedList(plain).index(3, *bounds)
+    else:
+        assert PackedList(plain).index(3, *bounds) == expected
+
+
 keys = st.text(max_size=4) | st.integers() | st.floats(allow_nan=False) | st.binary(max_size=3)
+keys |= st.sampled_from(["a", "b/c"]).map(PurePosixPath)
 keys |= st.tuples(keys, st.none() | st.booleans())
 
 

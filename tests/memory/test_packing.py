@@ -261,3 +261,42 @@ def test_a_small_share_of_memory_is_not_worth_a_word() -> None:
     assert words is not None
     assert "for 1000 workers" in words
     assert "PackedList(dataset)" in (packing.advice(records(), 1000, 1 << 30) or "")  # type: ignore[arg-type]
+
+
+def test_on_a_large_machine_a_large_copy_is_worth_a_word_too() -> None:
+    dataset = Images()
+    assert packing.advice(dataset, 10_000, 1 << 40) is not None
+
+
+class Slotted:
+    __slots__ = ("samples", "unset")
+
+    def __init__(self) -> None:
+        self.samples = records()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def test_attributes_in_slots_are_packed_too() -> None:
+    dataset = Slotted()
+    before = dataset[7]
+    (done,) = holdfast.pack(dataset).packed
+    assert done.path == "dataset.samples"
+    assert type(dataset.samples) is holdfast.PackedList
+    assert dataset[7] == before
+
+
+def test_a_list_that_is_the_dataset_itself_is_left_with_the_way_out() -> None:
+    (left,) = holdfast.pack(records()).refused
+    assert "PackedList(dataset)" in left.reason
+
+
+def test_items_that_another_container_holds_are_noted() -> None:
+    dataset = Slotted()
+    others = set(dataset.samples)
+    (done,) = holdfast.pack(dataset).packed
+    assert "in another container too" in done.note
+    del others
+    (done,) = holdfast.pack(Slotted()).packed
+    assert done.note == ""

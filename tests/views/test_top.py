@@ -115,6 +115,49 @@ def test_growth_and_cpu_are_differences(tmp_path: Path, monkeypatch: pytest.Monk
     assert watch.look()[1].cpu is None
 
 
+def test_growth_is_not_known_from_one_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    tree = Tree(tmp_path)
+    tree.proc("10/stat", stat(10, 1))
+    tree.proc("11/stat", stat(11, 10))
+    tree.proc("11/comm", "pt_data_worker\n")
+    tree.proc("11/smaps_rollup", rollup(1000))
+    watch = Watch(10, tree.roots)
+    watch.look()
+    clock[0] += 10
+    (tree.roots.proc / "11/smaps_rollup").unlink()
+    assert watch.look()[1].growth is None
+
+
+def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.proc("10/stat", stat(10, 1))
+    tree.proc("10/cmdline", "python\0-c\0import x\nx.train()\0")
+    tree.proc("11/stat", stat(11, 10))
+    tree.proc("11/comm", "hf_nursery\n")
+    tree.proc("12/stat", stat(12, 11))
+    tree.proc("12/comm", "pt_data_worker\n")
+    trainer, started = Watch(roots=tree.roots).look()
+    assert (trainer.pid, trainer.command) == (10, "python -c import x x.train()")
+    assert (started.ours, started.number) == (True, None)
+    assert drawn([started], 80)[1].split()[:2] == ["12", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("pid", "words"),
+    [
+        (None, "no loader workers are running"),
+        (os.getpid(), "no loader workers now"),
+        (2**22, "has ended"),
+    ],
+)
+def test_that_there_is_nobody_is_said(pid: int | None, words: str) -> None:
+    assert words in top._nobody(pid)
+
+
 def worker(**changes: Any) -> Worker:
     figures: dict[str, Any] = {
         "pid": 4_194_303,
@@ -198,6 +241,14 @@ def test_the_frame_nearest_to_the_user_is_chosen() -> None:
         == "_worker_loop (worker.py:3)"
     )
     assert innermost([]) == ""
+    # a forked worker that waits: its trainer's frames are below, and say nothing
+    waiting = [
+        {"name": "select", "filename": "/usr/lib/python3/selectors.py", "line": 1},
+        {"name": "get", "filename": "/usr/lib/python3/multiprocessing/queues.py", "line": 1},
+        frames[2],
+        {"name": "<module>", "filename": "/home/me/train.py", "line": 9},
+    ]
+    assert innermost([{"thread_name": "MainThread", "frames": waiting}]) == "idle"
 
 
 def test_the_group_of_the_trainer_is_shown(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop
 BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
 
 NAME = "holdfast-blackbox"
+NURSERY = "hf_nursery"
+"""What the process that forks the workers is called, so that it is known from outside."""
 _NOTE = struct.Struct("<qqqd")  # task, position in the batch, step, since (monotonic)
 _NUMBER = struct.Struct("<q")
 _SLOT = 16 * 1024

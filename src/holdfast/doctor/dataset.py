@@ -6,59 +6,30 @@ and judged here.
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
-import socket
-import sqlite3
 import statistics
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import GeneratorType
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.utils.data
 
 from holdfast.autopsy.machine import Machine, in_words
 from holdfast.doctor.check import Check, bad, good, warning
-from holdfast.doctor.parts import parts
-from holdfast.doctor.probe import Samples, load_samples, rate
+from holdfast.doctor.handles import open_handles
+from holdfast.doctor.parts import is_a, parts
+from holdfast.doctor.probe import Samples, Troubled, as_they_are, load_samples, rate
 from holdfast.engine.pickling import find_unpicklable
+from holdfast.memory.budget import Budget, Share
+from holdfast.memory.collate import PLACED
+from holdfast.memory.gauge import Reading, ranks
 from holdfast.memory.packing import large_containers
-from holdfast.samples import source
-from holdfast.samples.source import SourceError
+from holdfast.memory.pressure import Pressure
 
-__all__ = ["Plan", "examine", "find"]
+__all__ = ["Plan", "Rates", "examine"]
 
-_TYPES: tuple[tuple[type, str], ...] = (
-    (io.IOBase, "an open file"),
-    (socket.socket, "a socket"),
-    (sqlite3.Connection, "a database connection"),
-    (zipfile.ZipFile, "an open zip archive"),
-    (tarfile.TarFile, "an open tar archive"),
-)
-_MODULES = {
-    "h5py": "an open HDF5 file",
-    "tables": "an open HDF5 file",
-    "lmdb": "an open LMDB environment",
-    "zarr": "an open Zarr store",
-    "psycopg": "a database connection",
-    "psycopg2": "a database connection",
-    "pymysql": "a database connection",
-    "sqlalchemy": "a database connection",
-    "pymongo": "a database connection",
-    "redis": "a connection",
-    "requests": "a connection",
-    "boto3": "a connection",
-    "botocore": "a connection",
-    "grpc": "a connection",
-    "av": "an open video",
-    "decord": "an open video",
-}
 _SHARE = 0.5  # of what is available: beyond that, memory in flight is a worry
 
 
@@ -69,46 +40,22 @@ class Plan:
     batch_size: int = 32
     num_workers: int = 4
     prefetch_factor: int = 2
+    memory_budget: int | Literal["auto"] | None = "auto"
     samples: int = 32
     seconds: float = 2.0
     collate_fn: Any = None
 
 
-def find(spec: str, given: Mapping[str, Any]) -> Any:
-    """The dataset that ``package.module:name`` or ``file.py:name`` names.
-
-    A class or a function is called with what is `given`; of a loader the dataset is taken.
-    """
-    found = source.named(spec)
-    if isinstance(found, torch.utils.data.DataLoader):
-        found = found.dataset
-    if not _is_dataset(found) and callable(found):
-        found = found(**given)
-    if not _is_dataset(found):
-        raise SourceError(
-            f"{spec} is of type {type(found).__name__}: expected a dataset (with __getitem__, or an "
-            "IterableDataset), or a class or function that makes one"
-        )
-    if isinstance(found, torch.utils.data.IterableDataset):
-        return found
-    if not hasattr(found, "__len__"):
-        raise SourceError(f"{spec} has no __len__, which a map-style dataset needs")
-    if not len(found):
-        raise SourceError(f"{spec} is empty: its length is 0")
-    return found
-
-
-def _is_dataset(found: Any) -> bool:
-    if isinstance(found, type):
-        return False
-    return hasattr(found, "__getitem__") or isinstance(found, torch.utils.data.IterableDataset)
-
-
 def examine(
-    dataset: Any, plan: Plan, machine: Machine, say: Callable[[str], None] = lambda _: None
+    dataset: Any,
+    plan: Plan,
+    machine: Machine,
+    room: Reading,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Check]:
     """All checks of a dataset; `say` hears what is being done."""
-    checks = [pickles(dataset), containers(dataset, plan), handles(dataset)]
+    opened = handles(dataset)  # before it is pickled: that makes some libraries close their file
+    checks = [pickles(dataset), containers(dataset, plan), opened]
     checks += [generators(dataset), accelerator_tensors(dataset)]
     say(f"loading {plan.samples} samples in a forked worker")
     forked = load_samples(dataset, plan.samples, "fork")
@@ -116,10 +63,10 @@ def examine(
     if spawned is not None and not forked.error:
         say(f"loading {plan.samples} samples in a spawned worker")
         spawned = load_samples(dataset, plan.samples, "spawn")
-    checks += [loads(forked), worker_cost(forked, spawned, plan, machine)]
-    if not forked.error:
+    checks += [loads(forked, spawned), worker_cost(forked, spawned, plan, room)]
+    if forked.seconds and not forked.error:
         checks += [state(forked), sample_times(forked), sample_sizes(forked)]
-        checks.append(in_flight(forked, plan, machine))
+        checks.append(in_flight(forked, plan, machine, room))
         checks.append(saturation(measure_rates(dataset, plan, machine, say), plan))
     checks.append(first_trouble(checks))
     return checks
@@ -160,42 +107,29 @@ def containers(dataset: Any, plan: Plan) -> Check:
 
 
 def handles(dataset: Any) -> Check:
-    found = [f"{path} is {what}" for path, what in _handles(dataset)]
+    found = [f"{path} is {what}" for path, what in open_handles(dataset)]
     if not found:
         return good("open handles", "no open files, sockets, archives or databases")
+    more = f", and {len(found) - 5} more" if len(found) > 5 else ""
     return bad(
         "open handles",
-        f"{'; '.join(found[:5])}. Forked workers share it, its position and its protocol too: they get "
-        "each other's data",
+        f"{'; '.join(found[:5])}{more}. Forked workers share it, its position and its protocol too: "
+        "they get each other's data, or crash in its library",
         "open it in __getitem__ when it is first used (if self.file is None: …), not in __init__",
     )
 
 
-def _handles(dataset: Any) -> Iterator[tuple[str, str]]:
-    for path, value in parts(dataset):
-        if isinstance(value, (io.BytesIO, io.StringIO)):
-            continue
-        for kind, what in _TYPES:
-            if isinstance(value, kind) and not getattr(value, "closed", False):
-                yield path, what
-                break
-        else:
-            what = _MODULES.get(type(value).__module__.partition(".")[0], "")
-            if what and not isinstance(value, (type, Exception)):
-                yield path, what
-
-
 def generators(dataset: Any) -> Check:
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-    running = [path for path, value in parts(dataset) if isinstance(value, GeneratorType)]
+    running = [path for path, value in parts(dataset) if _is_begun(value)]
     if running:
         return bad(
             "generators",
-            f"{', '.join(running)}: a Python generator that was begun here goes on in every worker "
-            "from the same place, and gives each the same",
+            f"{', '.join(running)}: a generator or iterator that was made here goes on in every "
+            "worker from the same place, and gives each the same",
             "make it in __iter__, or in worker_init_fn",
         )
-    found = [path for path, value in parts(dataset) if isinstance(value, kinds)]
+    found = [path for path, value in parts(dataset) if is_a(value, kinds)]
     if found:
         return warning(
             "generators",
@@ -206,11 +140,17 @@ def generators(dataset: Any) -> Check:
     return good("generators", "no random generator of its own")
 
 
+def _is_begun(value: Any) -> bool:
+    """Whether it can be gone through once only, and is not a file."""
+    kind = type(value)
+    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools", "_csv")
+
+
 def accelerator_tensors(dataset: Any) -> Check:
     found = [
         f"{path} ({value.device})"
         for path, value in parts(dataset)
-        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+        if is_a(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
     ]
     if found:
         return bad(
@@ -224,17 +164,17 @@ def accelerator_tensors(dataset: Any) -> Check:
 # -- by trying ----------------------------------------------------------------------------
 
 
-def loads(seen: Samples) -> Check:
-    if seen.error:
-        return bad(
-            "samples",
-            seen.error[:400],
-            "DataLoader(…, on_bad_sample='skip')   # holdfast's: costs one sample, not the run",
-        )
-    return good("samples", f"{len(seen.seconds)} loaded in a worker without an error")
+def loads(forked: Samples, spawned: Samples | None) -> Check:
+    for seen in (forked, spawned):
+        if seen is not None and seen.error:
+            how = "" if seen is forked else "in a spawned worker, not in a forked one: "
+            return bad("samples", f"{how}{seen.error[:400]}", seen.remedy)
+    if not forked.seconds:
+        return bad("samples", "it gave none: the loop would end before its first batch")
+    return good("samples", f"{len(forked.seconds)} loaded in a worker without an error")
 
 
-def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, machine: Machine) -> Check:
+def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, room: Reading) -> Check:
     """What a worker has for itself."""
     words = []
     heaviest = 0
@@ -250,7 +190,7 @@ def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, machine: M
                 f"{'forked' if seen.method == 'fork' else 'spawned'}: {in_words(seen.start)} of its own "
                 f"at the start, {in_words(total)} after {len(seen.seconds)} samples"
             )
-    available = _available(machine)
+    available = room.free
     meaning = "; ".join(words)
     if spawned is not None and spawned.resident:
         meaning += f" (spawned by torch, which shares less: up to {in_words(spawned.resident)})"
@@ -269,10 +209,11 @@ def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, machine: M
 def state(seen: Samples) -> Check:
     if not seen.changed:
         return good("state", "loading samples changed no attribute and no global that we see")
+    more = f", and {len(seen.changed) - 8} more" if len(seen.changed) > 8 else ""
     return warning(
         "state",
-        f"loading samples changes {', '.join(seen.changed[:8])}: each worker changes its own copy, and "
-        "the trainer sees none of it",
+        f"loading samples changes {', '.join(seen.changed[:8])}{more}: each worker changes its own "
+        "copy, and the trainer sees none of it",
         "return what is to be known with the sample, or use shared memory",
     )
 
@@ -298,25 +239,37 @@ def sample_sizes(seen: Samples) -> Check:
     return good("sample size", words)
 
 
-def in_flight(seen: Samples, plan: Plan, machine: Machine) -> Check:
+def in_flight(seen: Samples, plan: Plan, machine: Machine, room: Reading) -> Check:
     """Bytes of batches that exist at the same time, for torch and for us."""
-    batch = max(seen.nbytes) * plan.batch_size
+    sample = max(seen.nbytes)
+    batch = sample * plan.batch_size
     waiting = plan.num_workers * plan.prefetch_factor * batch
+    given = plan.memory_budget
+    budget = Budget(None, auto=True) if given == "auto" else Budget(given)
+    budget.adapt(room.free, ranks())
     # torch's workers collate from a list of samples, ours (large samples) one by one into place.
     making = plan.num_workers * batch
-    ours = plan.num_workers * (max(seen.nbytes) if max(seen.nbytes) >= 64 << 10 else batch)
+    placing = plan.num_workers * (sample if sample >= PLACED else batch)
+    ours = _ordered(budget, batch, plan, room) + placing
+    allows = "" if budget.limit is None else f" (memory_budget: {in_words(budget.limit)})"
     words = (
         f"a batch is up to {in_words(batch)}; {plan.num_workers} workers × prefetch_factor "
         f"{plan.prefetch_factor}: torch {in_words(waiting + making)}, holdfast "
-        f"{in_words(waiting + ours)}"
+        f"{in_words(ours)}{allows}"
     )
-    available = _available(machine)
+    available = room.free
     shm = machine.shm
     less = "DataLoader(…, prefetch_factor=1, num_workers=…)   # or smaller batches"
-    if available and waiting + ours > available:
+    if available is not None and ours > available:
         return bad("in flight", f"{words}. Only {in_words(available)} are available", less)
-    if available and waiting + ours > _SHARE * available:
+    if available is not None and ours > _SHARE * available:
         return warning("in flight", f"{words}, of {in_words(available)} available", less)
+    if available is not None and waiting + making > available:
+        return warning(
+            "in flight",
+            f"{words}, of {in_words(available)} available: too much for torch's loader. holdfast's "
+            "holds what fits",
+        )
     if shm is not None and waiting > shm.free:
         return warning(
             "in flight",
@@ -326,36 +279,70 @@ def in_flight(seen: Samples, plan: Plan, machine: Machine) -> Check:
     return good("in flight", words)
 
 
-def measure_rates(
-    dataset: Any, plan: Plan, machine: Machine, say: Callable[[str], None]
-) -> dict[int, float]:
+def _ordered(budget: Budget, batch: int, plan: Plan, room: Reading) -> int:
+    """What our loader would have in flight: as many batches as its budget lets it order."""
+    share = Share(budget, batch)
+    pressure = Pressure(oom_group=room.oom_group)
+    pressure.observe(room.fill, 0.0)
+    share.cap = pressure.cap(None if room.free is None else room.free // ranks())
+    for _ in range(plan.num_workers * plan.prefetch_factor):
+        if not share.take(batch):
+            break
+    return share.in_flight
+
+
+@dataclass
+class Rates:
+    """Samples per second by number of workers; and what stopped the measuring, if something did."""
+
+    by_workers: dict[int, float] = field(default_factory=dict)
+    uncollated: str = ""  # why batches were not put together
+    error: str = ""
+
+
+def measure_rates(dataset: Any, plan: Plan, machine: Machine, say: Callable[[str], None]) -> Rates:
     """Samples per second for growing numbers of workers, until more of them do not help."""
-    rates: dict[int, float] = {}
+    found = Rates()
+    collate = plan.collate_fn
     workers = 1
     most = max(plan.num_workers, machine.cpus or 1)
     while workers <= most:
         say(f"measuring {workers} worker{'s' if workers > 1 else ''}")
         try:
-            rates[workers] = rate(dataset, plan.batch_size, workers, plan.seconds, plan.collate_fn)
-        except Exception as error:  # a sample that only these batches hold
-            say(f"stopped: {type(error).__name__}")
+            speed = rate(dataset, plan.batch_size, workers, plan.seconds, collate)
+        except Troubled as trouble:  # a sample that only these batches hold, or the collating
+            if collate is None and not found.by_workers:
+                found.uncollated, collate = str(trouble), as_they_are
+                continue
+            found.error = str(trouble)
             break
-        if workers > 1 and rates[workers] < 1.05 * max(list(rates.values())[:-1]):
+        before = max(found.by_workers.values(), default=0.0)
+        found.by_workers[workers] = speed
+        if speed < 1.05 * before:
             break
         workers *= 2
-    return rates
+    return found
 
 
-def saturation(rates: dict[int, float], plan: Plan) -> Check:
+def saturation(rates: Rates, plan: Plan) -> Check:
     """How many workers are worth having."""
-    if not rates or not max(rates.values()):
-        return warning(
-            "workers", "no rate could be measured: too few samples, or batches that fail"
-        )
-    best = max(rates.values())
-    enough = min(count for count, speed in rates.items() if speed >= 0.95 * best)
-    shown = ", ".join(f"{count}: {speed:,.0f}" for count, speed in rates.items())
+    speeds = rates.by_workers
+    if not speeds or not max(speeds.values()):
+        why = rates.error or "there are too few samples"
+        return warning("workers", f"no rate could be measured: {why}", _COLLATE)
+    best = max(speeds.values())
+    enough = min(count for count, speed in speeds.items() if speed >= 0.95 * best)
+    shown = ", ".join(f"{count}: {speed:,.0f}" for count, speed in speeds.items())
     words = f"samples per second by number of workers: {shown}. {enough} saturate{'s' if enough == 1 else ''} this machine"
+    if rates.error:
+        words += f". With more of them: {rates.error}"
+        return warning("workers", words)
+    if rates.uncollated:
+        return warning(
+            "workers",
+            f"{words}, without putting batches together, which failed: {rates.uncollated}",
+            _COLLATE,
+        )
     if plan.num_workers > 2 * enough:
         return warning(
             "workers",
@@ -365,13 +352,17 @@ def saturation(rates: dict[int, float], plan: Plan) -> Check:
     return good("workers", words)
 
 
+_COLLATE = (
+    "name the loader instead of its dataset, so that its collate_fn is used: mypackage.data:loader"
+)
+
 _LIKELY = {
     "samples": "a sample raises an error, or ends its worker",
     "open handles": "workers read garbage through a shared handle, or crash in its library",
     "CUDA tensors": "the first batch fails: CUDA cannot be used in a forked worker",
     "in flight": "memory ends while batches wait to be used",
     "worker cost": "memory ends when the workers have started",
-    "generators": "workers repeat each other's augmentation",
+    "generators": "workers repeat each other",
     "containers": "memory grows through the first epoch, as workers copy the dataset",
     "pickling": "it does not start with spawn or forkserver",
     "state": "what the dataset remembers differs from worker to worker",
@@ -390,12 +381,6 @@ def first_trouble(checks: Sequence[Check]) -> Check:
             if check is not None and check.status == wanted:
                 return Check("goes wrong first", check.status, f"{words} (see {name})")
     return good("goes wrong first", "nothing that we can see")
-
-
-def _available(machine: Machine) -> int | None:
-    if machine.memory is None:
-        return None
-    return min(machine.memory.available, machine.memory_limit or machine.memory.available)
 
 
 def _ms(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from holdfast.autopsy.machine import in_words
 from holdfast.doctor.check import Check, bad, good, warning
@@ -13,6 +14,7 @@ __all__ = ["CHECKS", "examine"]
 
 _GIB = 1 << 30
 _TESTED = (2, 13)  # the release of torch that holdfast reproduces
+_NEWEST = (3, 14)  # the newest Python it has wheels for
 
 
 def examine(here: Surroundings) -> list[Check]:
@@ -46,18 +48,26 @@ def swap(here: Surroundings) -> Check:
         )
     if known.swap_total:
         return good("swap", f"{in_words(known.swap_free)} of {in_words(known.swap_total)} free")
-    if here.machine.place in ("docker", "kubernetes"):
+    size = 8 if known.total < 64 * _GIB else 32
+    command = (
+        f"sudo fallocate -l {size}G /swapfile && sudo chmod 600 /swapfile && "
+        "sudo mkswap /swapfile && sudo swapon /swapfile"
+    )
+    if here.container == "kubernetes":
         return warning(
             "swap",
-            "none, and a container cannot add any: running out of memory kills at once. It is set "
-            "on the host",
+            "none, and a pod cannot add any: running out of memory kills at once. It is a setting of "
+            "the node (memorySwap of the kubelet)",
         )
-    size = 8 if known.total < 64 * _GIB else 32
+    if here.container:
+        return warning(
+            "swap",
+            "none, and a container cannot add any: running out of memory kills at once. It is added "
+            "on the host",
+            f"{command}   # on the host",
+        )
     return warning(
-        "swap",
-        "none: running out of memory kills at once instead of slowing down",
-        f"sudo fallocate -l {size}G /swapfile && sudo chmod 600 /swapfile && "
-        "sudo mkswap /swapfile && sudo swapon /swapfile",
+        "swap", "none: running out of memory kills at once instead of slowing down", command
     )
 
 
@@ -164,7 +174,8 @@ def mappings(here: Surroundings) -> Check:
 def overcommit(here: Surroundings) -> Check:
     mode = here.machine.overcommit
     if mode != 2:
-        return good("overcommit", {0: "heuristic (0)", 1: "always (1)"}.get(mode or 0, "unknown"))
+        known = {0: "heuristic (0)", 1: "always (1)"}
+        return good("overcommit", "cannot be read" if mode is None else known.get(mode, str(mode)))
     words = "strict (2): fork of a large trainer needs as much memory again"
     if here.commit is not None:
         promised, limit = here.commit
@@ -230,27 +241,88 @@ def versions(here: Surroundings) -> Check:
     words = f"Python {python}, torch {here.torch or 'none'}, NumPy {here.numpy or 'none'}"
     if here.torch is None:
         return bad("versions", f"{words}: torch is not installed", "pip install torch")
-    release = tuple(map(int, re.findall(r"\d+", here.torch)[:2]))
-    if release < _TESTED:
+    if _release(here.torch) < _TESTED:
         return bad(
             "versions",
             f"{words}: holdfast needs torch {_TESTED[0]}.{_TESTED[1]}, whose behaviour it reproduces",
             f"pip install 'torch>={_TESTED[0]}.{_TESTED[1]}'",
         )
-    if release > _TESTED:
-        return warning("versions", f"{words}: holdfast is tested with torch 2.13 only")
-    if here.free_threaded:
-        return warning("versions", f"{words}, free-threaded: not tested", "PYTHON_GIL=1 python …")
-    if here.python >= (3, 14) and here.start_method == "forkserver":
-        return warning(
-            "versions",
-            f"{words}: since Python 3.14 workers are not forked by default. Datasets that do not "
-            "pickle fail, and scripts need `if __name__ == '__main__':`",
-            "DataLoader(…, multiprocessing_context='fork')   # the old way",
-        )
-    if here.python >= (3, 12):
-        return good("versions", f"{words}; a fork while threads run gives a DeprecationWarning")
-    return good("versions", words)
+    found = [pitfall for pitfall in _PITFALLS if pitfall.applies(here)]
+    meaning = ". ".join([words, *(pitfall.words for pitfall in found)])
+    grave = [pitfall for pitfall in found if pitfall.grave]
+    if grave:
+        return warning("versions", meaning, "\n".join(one.command for one in grave if one.command))
+    return good("versions", meaning)
+
+
+@dataclass(frozen=True)
+class _Pitfall:
+    """What is known to go wrong with a version, or a pair of them; `grave` if it needs a look."""
+
+    applies: Callable[[Surroundings], bool]
+    words: str
+    grave: bool = False
+    command: str = ""
+
+
+_PITFALLS = (
+    _Pitfall(
+        lambda here: _release(here.torch) > _TESTED,
+        f"holdfast is tested with torch {_TESTED[0]}.{_TESTED[1]} only",
+        grave=True,
+    ),
+    _Pitfall(
+        lambda here: here.python[:2] > _NEWEST,
+        f"this torch has not been tried with a Python newer than {_NEWEST[0]}.{_NEWEST[1]}",
+        grave=True,
+    ),
+    _Pitfall(
+        lambda here: here.free_threaded,
+        "this Python is free-threaded, which neither torch's loader nor ours is tested with",
+        grave=True,
+        command="PYTHON_GIL=1 python …",
+    ),
+    _Pitfall(
+        lambda here: here.python >= (3, 14) and here.start_method == "forkserver",
+        "Since Python 3.14 workers are not forked by default: datasets that do not pickle fail, and "
+        "scripts need `if __name__ == '__main__':`",
+        grave=True,
+        command="DataLoader(…, multiprocessing_context='fork')   # the old way",
+    ),
+    _Pitfall(
+        lambda here: here.numpy is None,
+        "Without NumPy torch.from_numpy and most datasets fail",
+        grave=True,
+        command="pip install numpy",
+    ),
+    _Pitfall(
+        lambda here: (
+            here.python >= (3, 12) and here.start_method == "fork" and bool(here.thread_names)
+        ),
+        "Since Python 3.12 a fork while threads run gives a DeprecationWarning, and it is right: it "
+        "can hang",
+        grave=True,
+        command="DataLoader(…, multiprocessing_context='forkserver')",
+    ),
+    _Pitfall(
+        lambda here: here.python >= (3, 12),
+        "Since Python 3.12 no thread can be started while the interpreter shuts down: do not iterate "
+        "a loader in atexit or __del__",
+    ),
+    _Pitfall(
+        lambda here: here.python < (3, 13),
+        "Before Python 3.13 a multiprocessing.SharedMemory that several ranks attach to is removed "
+        "when the first of them ends",
+    ),
+    _Pitfall(
+        lambda here: "+cu" in (here.torch or "") and here.start_method == "fork",
+        "With CUDA and fork: nothing in the dataset may touch the GPU",
+    ),
+)
+
+
+def _release(version: str | None) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version or "")[:2]))
 
 
 def sharing(here: Surroundings) -> Check:
@@ -288,8 +360,10 @@ def openmp(here: Surroundings) -> Check:
     if chosen is None and here.start_method == "fork" and here.cores > 1:
         return good(
             "OpenMP",
-            f"{words}; workers use one thread each. Parallel regions in the trainer before the fork "
-            "can hang GNU OpenMP in other forked processes",
+            f"{words}: NumPy's BLAS has {here.cores} threads in each worker that multiplies, torch's own "
+            "is limited to one. Parallel regions in the trainer before the fork can hang GNU OpenMP in "
+            "forked processes",
+            "export OMP_NUM_THREADS=1",
         )
     return good("OpenMP", words)
 
@@ -297,21 +371,20 @@ def openmp(here: Surroundings) -> Check:
 def opencv(here: Surroundings) -> Check:
     if here.opencv is None:
         return good("OpenCV", "not installed")
-    if here.opencv > 1 and here.start_method == "fork":
-        return warning(
-            "OpenCV",
-            f"uses {here.opencv} threads of its own in each worker, and may hang after a fork if it "
-            "was used before",
-            "cv2.setNumThreads(0)   # in the dataset's module or in worker_init_fn",
-        )
-    return good("OpenCV", f"{here.opencv} threads")
+    words = f"uses {here.opencv} threads of its own in each worker"
+    command = "cv2.setNumThreads(0)   # in the dataset's module or in worker_init_fn"
+    if here.opencv > 1 and here.start_method == "fork" and here.opencv_loaded:
+        hangs = "is loaded here, and may hang after a fork if it was used before"
+        return warning("OpenCV", f"{words}; it {hangs}", command)
+    where = "loaded" if here.opencv_loaded else "installed, not loaded here"
+    return good("OpenCV", f"{where}; {words}", command)
 
 
 def container(here: Surroundings) -> Check:
-    place = here.machine.place
-    if place in ("docker", "kubernetes"):
+    if here.container:
         return good(
-            "container", f"{place}: limits above are the container's; `free` shows the host's"
+            "container",
+            f"{here.container}: limits above are the container's; `free` shows the host's",
         )
     return good("container", "none recognised")
 
@@ -324,10 +397,18 @@ def scheduler(here: Surroundings) -> Check:
             f"Slurm job {job}: it kills for memory by itself, with the signal first if you ask",
             "#SBATCH --signal=B:USR1@120",
         )
-    for name, variable in (("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("SGE", "JOB_ID")):
+    for name, variable in _SCHEDULERS:
         if variable in here.environment:
             return good("scheduler", f"{name} job {here.environment[variable]}")
     return good("scheduler", "none recognised")
+
+
+_SCHEDULERS = (
+    ("PBS", "PBS_JOBID"),
+    ("LSF", "LSB_JOBID"),
+    ("HTCondor", "_CONDOR_SCRATCH_DIR"),
+    ("SGE", "JOB_ID"),
+)
 
 
 def _limit(count: int | None) -> str:

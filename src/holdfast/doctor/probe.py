@@ -6,10 +6,12 @@ all later workers, and a sample that crashes would end the doctor.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from holdfast.autopsy.catalogue import UNKNOWN
 from holdfast.doctor.fingerprint import changed, fingerprint
 from holdfast.loader import DataLoader
 from holdfast.memory.sizes import deep_size
 
-__all__ = ["Samples", "load_samples", "rate"]
+__all__ = ["Samples", "Troubled", "as_they_are", "load_samples", "rate", "trouble_of"]
 
 _STALL = 60.0
 
@@ -39,6 +42,7 @@ class Samples:
     resident: int = 0  # at the end, with what it shares
     changed: list[str] = field(default_factory=list)
     error: str = ""
+    remedy: str = ""
 
     @property
     def start(self) -> int:
@@ -50,61 +54,87 @@ class Samples:
         return max(self.private) - self.private[0] if self.private else 0
 
 
+class Troubled(Exception):
+    """What a dataset did to its workers, in a line; all of it; and what to do about it."""
+
+    def __init__(self, words: str, details: str, remedy: str) -> None:
+        super().__init__(words)
+        self.details = details
+        self.remedy = remedy
+
+
 class _Watched(torch.utils.data.Dataset[Any]):
     """A dataset whose samples are what loading them cost."""
 
-    def __init__(self, dataset: Any, count: int) -> None:
+    def __init__(self, dataset: Any, positions: list[int]) -> None:
         self.dataset = dataset
-        self.count = count
-        self.before: dict[str, Any] | None = None
+        self.positions = positions
+        self.before: dict[str, Any] = {}
+        self.first: dict[str, Any] = {}
         self.stream: Iterator[Any] | None = None
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> dict[str, Any] | None:
         notes: dict[str, Any] = {}
-        if self.before is None:
+        if number == 0:
             notes["start"] = _private()
-            self.before = fingerprint(self.dataset)
+            self.before = fingerprint(self.dataset, self.positions)
         begun = time.perf_counter()
-        sample = self._load(number)
+        try:
+            sample = self._load(number)
+        except _Ended:
+            return None
         notes["seconds"] = time.perf_counter() - begun
         notes["nbytes"] = deep_size(sample)
         del sample
         notes["private"], notes["resident"] = _private(), _resident()
-        if number == self.count - 1:
-            notes["changed"] = changed(self.before, fingerprint(self.dataset))
+        if number == 0:
+            self.first = fingerprint(self.dataset, self.positions)
+        if number == len(self.positions) - 1:
+            after = fingerprint(self.dataset, self.positions)
+            notes["changed"] = changed(self.before, after, self.first)
         return notes
 
     def _load(self, number: int) -> Any:
         if not isinstance(self.dataset, torch.utils.data.IterableDataset):
-            return self.dataset[position(self.dataset, number, self.count)]
+            return self.dataset[self.positions[number]]
         if self.stream is None:
             self.stream = iter(self.dataset)
-        return next(self.stream, None)
+        try:
+            return next(self.stream)
+        except StopIteration:
+            raise _Ended from None
 
 
-def position(dataset: Any, number: int, count: int) -> int:
-    """Which sample the doctor takes: spread evenly over the dataset."""
-    return number * max(1, len(dataset) // count)
+class _Ended(Exception):
+    """The dataset has no more samples."""
+
+
+def spread(dataset: Any, count: int) -> list[int]:
+    """Which samples the doctor takes: spread evenly over the dataset."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return list(range(count))
+    count = min(count, len(dataset))
+    return [number * max(1, len(dataset) // count) for number in range(count)]
 
 
 def load_samples(dataset: Any, count: int, method: str) -> Samples:
     """Load some samples in one worker that is started by `method`."""
     found = Samples(method)
-    mapped = not isinstance(dataset, torch.utils.data.IterableDataset)
-    if mapped:
-        count = min(count, len(dataset))
+    positions = spread(dataset, count)
     loader: Any = DataLoader(
-        _Watched(dataset, count),
+        _Watched(dataset, positions),
         batch_size=None,
-        sampler=range(count),
+        sampler=range(len(positions)),
         num_workers=1,
         multiprocessing_context=method,
         max_restarts=0,
         stall_timeout=_STALL,
     )
-    with loader:
-        try:
+    try:
+        with loader, trouble_of(loader):
             for notes in loader:
+                if notes is None:
+                    break
                 if "start" in notes:
                     found.private.append(notes["start"])
                 found.seconds.append(notes["seconds"])
@@ -112,10 +142,30 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
                 found.private.append(notes["private"])
                 found.resident = notes["resident"]
                 found.changed = notes.get("changed", [])
-        except Exception as error:  # whatever the dataset, or the death of its worker, is
-            index = position(dataset, len(found.seconds), count) if mapped else len(found.seconds)
-            found.error = f"sample {index}: {_last_words(error)}"
+    except Troubled as trouble:
+        found.error = f"sample {positions[len(found.seconds)]}: {trouble}"
+        found.remedy = trouble.remedy
     return found
+
+
+@contextmanager
+def trouble_of(loader: Any) -> Iterator[None]:
+    """Whatever the dataset raises, or the death of its worker is, as `Troubled`; nothing in the log."""
+    log = logging.getLogger("holdfast")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    except Exception as error:
+        if loader.incidents:
+            incident = loader.incidents[-1]
+            remedy = f"holdfast explain {incident.cause}" if incident.cause != UNKNOWN else ""
+            raise Troubled(f"the worker {incident.what()}", incident.report(), remedy) from error
+        raise Troubled(_last_words(error), str(error), _SKIP) from error
+    finally:
+        log.disabled = before
+
+
+_SKIP = "DataLoader(…, on_bad_sample='skip')   # holdfast's: costs one sample, not the run"
 
 
 def _last_words(error: Exception) -> str:
@@ -128,20 +178,19 @@ def _last_words(error: Exception) -> str:
 
 def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: Any) -> float:
     """Samples per second that so many workers deliver, measured over `seconds`."""
-    endless = not isinstance(dataset, torch.utils.data.IterableDataset)
-    options = {
-        "batch_size": batch_size,
-        "sampler": _Again(len(dataset)) if endless else None,
-        "num_workers": workers,
-        "collate_fn": collate,
-        "max_restarts": 0,
-        "stall_timeout": _STALL,
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="This DataLoader will create"
-        )  # that is the point
-        return _measure(DataLoader(dataset, **options), batch_size, workers, seconds)
+    mapped = not isinstance(dataset, torch.utils.data.IterableDataset)
+    loader: Any = DataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=_Again(len(dataset)) if mapped else None,
+        num_workers=workers,
+        collate_fn=collate,
+        max_restarts=0,
+        stall_timeout=_STALL,
+    )
+    with warnings.catch_warnings(), trouble_of(loader):
+        warnings.simplefilter("ignore")  # more workers than cores are the point
+        return _measure(loader, batch_size, workers, seconds)
 
 
 def _measure(loader: Any, batch_size: int, workers: int, seconds: float) -> float:
@@ -156,6 +205,11 @@ def _measure(loader: Any, batch_size: int, workers: int, seconds: float) -> floa
                 break
             batches += 1
         return batches * batch_size / (time.perf_counter() - begun)
+
+
+def as_they_are(samples: list[Any]) -> int:
+    """For samples that cannot be put together: loaded, and left in the worker."""
+    return len(samples)
 
 
 class _Again(torch.utils.data.Sampler[int]):

@@ -38,15 +38,18 @@ class Surroundings:
     sharing: str | None = None  # torch's strategy
     openmp: tuple[str, ...] = ()  # OpenMP libraries in this process
     opencv: int | None = None  # threads it would use; None: not installed
+    opencv_loaded: bool = False
+    container: str = ""  # what kind of container this is; "" for none
 
     @classmethod
     def look(
         cls, roots: Roots = HERE, environment: Mapping[str, str] | None = None
     ) -> Surroundings:
         known = os.environ if environment is None else environment
+        seen = Machine.look(roots, known)
         log = kernel_log.read(roots, commands=roots == HERE)
         return cls(
-            machine=Machine.look(roots, known),
+            machine=seen,
             confined=cgroup.confinement("self", roots),
             environment=known,
             cores=len(os.sched_getaffinity(0)),
@@ -65,6 +68,8 @@ class Surroundings:
             sharing=_sharing(),
             openmp=_openmp(roots),
             opencv=_opencv(),
+            opencv_loaded="cv2" in sys.modules,
+            container=_container(seen.place, known, roots),
         )
 
 
@@ -106,3 +111,14 @@ def _opencv() -> int | None:
     if importlib.util.find_spec("cv2") is not None:
         return os.cpu_count() or 1
     return None
+
+
+def _container(place: str, environment: Mapping[str, str], roots: Roots) -> str:
+    if place in ("docker", "kubernetes"):
+        return place
+    if os.path.exists(roots.proc / "self" / "root" / "run" / ".containerenv"):
+        return "podman"
+    for variable in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+        if variable in environment:
+            return "apptainer"
+    return environment.get("container", "")  # as systemd, LXC and others say it

@@ -39,6 +39,9 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch.multiprocessing
+
+from holdfast.autopsy.blackbox import NURSERY
 from holdfast.engine import faults, interrupts
 from holdfast.engine.lifeline import ARM, arm
 from holdfast.engine.protocol import Equipment
@@ -303,6 +306,7 @@ class Nurse:
 
     def serve(self, deliver: Callable[[bytes, int, int, int], None]) -> None:
         """Fork workers with `deliver` until the trainer wants or needs no more."""
+        torch.multiprocessing._set_thread_name(NURSERY)
         arm(self.lifeline)
         while True:
             for fd, _ in self.poll.poll(self._timeout()):

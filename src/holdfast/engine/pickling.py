@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.memory import codec
+from holdfast.memory.attributes import own
 
 __all__ = ["explain_pickle_error", "find_unpicklable"]
 
@@ -44,20 +45,18 @@ def find_unpicklable(value: Any, path: str) -> str | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
+    if issubclass(type(value), dict):  # and no other mapping: to look into a file is to read it
         for number, (key, part) in enumerate(value.items()):
             if number >= _WIDTH:
                 return
             yield f"[{key!r}]", part
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif issubclass(type(value), (list, tuple, set, frozenset)):
         for number, part in enumerate(value):
             if number >= _WIDTH:
                 return
             yield f"[{number}]", part
-    state = getattr(value, "__dict__", None)
-    if isinstance(state, dict):
-        for key, part in state.items():
-            yield f".{key}", part
+    for key, part in own(value).items():
+        yield f".{key}", part
     if hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
         yield ".func", value.func
         yield ".args", value.args

@@ -14,19 +14,21 @@ import os
 import sys
 import sysconfig
 import tracemalloc
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from holdfast.autopsy.readers import process
 from holdfast.memory.housekeeping import trim
 
-__all__ = ["Findings", "Grown", "Round", "findings", "growing", "suspects", "trace"]
+__all__ = ["Findings", "Grown", "Round", "Tracer", "findings", "growing", "suspects"]
 
 FRAMES: Final = 12
 FADING: Final = 0.3  # of the first round's growth: less in the last, and it is a cache
 WORTH_IT: Final = 8 << 10  # bytes a line must grow by in a round
+_MANY: Final = 64  # entries of a container that is worth looking into
+_CONTAINERS: Final = (list, dict, set, deque)
 NATIVE: Final = 256 << 10  # bytes a process must grow by in a round, beyond Python's books
 Key = TypeVar("Key", bound=Hashable)
 
@@ -94,22 +96,27 @@ def findings(rounds: Sequence[Round], samples: int, native_code: Sequence[str] =
     )
 
 
-def trace(load: Callable[[int], object], *, samples: int, rounds: int) -> list[Round]:
-    """Load `samples` samples in each round and note what is there after it."""
-    for number in range(samples):  # what is loaded once, and caches that fill at once
-        load(number)
-    gc.collect()
-    gc.freeze()  # what is there already need not be looked at again and again
-    tracemalloc.start(FRAMES)
-    try:
-        found = []
-        for which in range(rounds + 1):
-            for number in range(samples):
-                load((which + 1) * samples + number)
-            found.append(_look())
-        return found
-    finally:
-        tracemalloc.stop()
+class Tracer:
+    """Notes, in the process that loads, what is there after each round of equal length."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self._loaded = 0
+
+    def loaded(self) -> Round | None:
+        """One more sample was loaded; what is there, at the end of a round.
+
+        The first round is not looked at: modules are loaded in it, and caches filled.
+        """
+        self._loaded += 1
+        if self._loaded % self.samples:
+            return None
+        if self._loaded == self.samples:
+            gc.unfreeze()  # what holds the leak may be older than this process
+            gc.collect()
+            tracemalloc.start(FRAMES)
+            return None
+        return _look()
 
 
 def _look() -> Round:
@@ -118,11 +125,24 @@ def _look() -> Round:
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]
     private = 0 if size is None else size.private - tracemalloc.get_tracemalloc_memory()
-    types = {_name(kind): count for kind, count in Counter(map(type, gc.get_objects())).items()}
     lines: Counter[tuple[str, int]] = Counter()
     for statistic in tracemalloc.take_snapshot().statistics("traceback"):
         lines[_users_line(statistic.traceback)] += statistic.size
-    return Round(lines, types, private, traced)
+    return Round(lines, _types(), private, traced)
+
+
+def _types() -> dict[str, int]:
+    """Objects by type: those the collector knows, and what else containers hold: arrays, texts."""
+    # A mark for each and no number: numbers are objects, and tracing their making takes longest.
+    marks: defaultdict[type, list[None]] = defaultdict(list)
+    known = gc.get_objects()
+    for one in known:
+        kind = type(one)
+        marks[kind].append(None)
+        if kind in _CONTAINERS and len(one) >= _MANY:
+            for held in itertools.filterfalse(gc.is_tracked, gc.get_referents(one)):
+                marks[type(held)].append(None)
+    return {_name(kind): len(each) for kind, each in marks.items()}
 
 
 def _name(kind: type) -> str:

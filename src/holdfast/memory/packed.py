@@ -15,7 +15,8 @@ from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NoReturn, TypeVar, overload
+from pathlib import PosixPath, PurePosixPath
+from typing import Any, NoReturn, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -161,6 +162,21 @@ class PackedList(_ReadOnly, Sequence[T_co]):
             return NotImplemented
         return PackedList([*other, *self])
 
+    def __mul__(self, times: Any) -> PackedList[Any]:
+        if not isinstance(times, SupportsIndex):
+            return NotImplemented
+        return PackedList(list(self) * times.__index__())
+
+    __rmul__ = __mul__
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first position of `value`."""
+        first, end, _ = slice(start, stop).indices(len(self))
+        for at, one in enumerate(self[first:end], first):
+            if one is value or one == value:
+                return at
+        raise ValueError(f"{_short(value)} is not in this {type(self).__name__}")
+
     def copy(self) -> PackedList[T_co]:
         """Itself: nothing in it can change."""
         return self
@@ -213,7 +229,7 @@ class PackedDict(_ReadOnly, Mapping[K, V_co]):
     >>> captions["b.jpg"], "c.jpg" in captions, list(captions)
     ('a dog', False, ['a.jpg', 'b.jpg'])
 
-    Keys are strings, bytes, numbers, None, and tuples of them; values are as in a PackedList.
+    Keys are strings, paths, bytes, numbers, None, and tuples of them; values are as in PackedList.
     """
 
     # Keys with equal hash stand side by side in `order`, from `starts[bucket]` on. Python's own
@@ -298,6 +314,12 @@ class PackedDict(_ReadOnly, Mapping[K, V_co]):
             return NotImplemented if not isinstance(other, Mapping) else False
         return all(key in other and other[key] == value for key, value in self.items())
 
+    def __or__(self, other: Any) -> PackedDict[Any, Any]:
+        return PackedDict({**self, **other}) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> PackedDict[Any, Any]:
+        return PackedDict({**other, **self}) if isinstance(other, Mapping) else NotImplemented
+
     def copy(self) -> PackedDict[K, V_co]:
         """Itself: nothing in it can change."""
         return self
@@ -363,6 +385,8 @@ def _hash(key: object) -> int | None:
         return 1
     if isinstance(key, str):  # subclasses, numpy's too, are equal to what they hold
         return zlib.crc32(str.__str__(key).encode("utf-8", "surrogatepass"))
+    if kind is PosixPath or kind is PurePosixPath:
+        return zlib.crc32(str(key).encode("utf-8", "surrogatepass"))
     if kind is tuple:
         combined = 7
         for part in key:  # type: ignore[attr-defined]
@@ -378,7 +402,7 @@ def _hash_for_good(key: object) -> int:
     hashed = _hash(key)
     if hashed is None:
         raise TypeError(
-            "keys of a PackedDict are strings, bytes, numbers, None and tuples of them; "
+            "keys of a PackedDict are strings, paths, bytes, numbers, None and tuples of them; "
             f"{_short(key)} is a {type(key).__name__}"
         )
     return hashed

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 import torch.utils.data
 
 from holdfast.autopsy.machine import in_words
+from holdfast.memory.attributes import has_attributes, own
 from holdfast.memory.mutation import changes, unreadable
 from holdfast.memory.packed import PackedDict, PackedList
 from holdfast.memory.sizes import deep_size, object_count
@@ -40,7 +42,8 @@ _OBJECTS = 1000
 _FEW = 64  # a container with no more entries than this may hold the large ones
 _DEPTH = 4
 _COMPARED = 1000
-_WORTH_A_WORD = 1 << 30  # bytes, in all workers together
+_WORTH_A_WORD = 256 << 20  # bytes, in all workers together, on a small machine
+_ALWAYS_WORTH_A_WORD = 4 << 30  # and on a large one
 _PER_OBJECT = 16 << 10
 _CONTAINERS = (list, dict, tuple, set, frozenset, np.ndarray)
 
@@ -160,6 +163,12 @@ def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> Pa
         trust = (trust,)
     trusted = set(trust)
     report = PackReport()
+    if isinstance(dataset, (list, dict)) and deep_size(dataset) >= minimum:
+        kind = "PackedDict" if isinstance(dataset, dict) else "PackedList"
+        reason = f"it is the dataset itself, which cannot be replaced from here: {kind}(dataset)"
+        size, name = deep_size(dataset), type(dataset).__name__
+        report.refused.append(Refused("dataset", name, len(dataset), size, reason))
+        return report
     candidates = list(large_containers(dataset, minimum=minimum))
     unknown = trusted - {place.path for one in candidates for place in one.places}
     if unknown:
@@ -198,7 +207,7 @@ def advice(dataset: Any, workers: int, available: int) -> str | None:
         found = list(large_containers(dataset))
         total, words = sum(one.size for one in found), "pack(dataset)"
         path = ", ".join(one.path for one in found[:3])
-    if total * workers < max(_WORTH_A_WORD, available // 10):
+    if total * workers < max(_WORTH_A_WORD, min(available // 10, _ALWAYS_WORTH_A_WORD)):
         return None
     return (
         f"{in_words(total)} of Python objects in {path}: every worker that reads them copies them, "
@@ -216,8 +225,7 @@ def _walk(
     if id(thing) in seen:
         return
     seen.add(id(thing))
-    # vars() and not getattr(): nothing of the user's runs because we look.
-    for name in list(vars(thing)) if _has_attributes(thing) else ():
+    for name in own(thing):
         steps = (*chain, (type(thing), name))
         place = _attribute(thing, name, f"{path}.{name}", steps)
         yield from _look_into(place, depth, seen)
@@ -257,15 +265,11 @@ def _is_walkable(value: Any) -> bool:
     if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
         return False
     home = type(value).__module__.partition(".")[0]
-    return _has_attributes(value) and home not in ("torch", "numpy", *sys.stdlib_module_names)
-
-
-def _has_attributes(value: Any) -> bool:
-    return type(value).__dictoffset__ != 0
+    return has_attributes(type(value)) and home not in ("torch", "numpy", *sys.stdlib_module_names)
 
 
 def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
-    return _Place(path, lambda: vars(owner)[name], lambda value: setattr(owner, name, value), chain)
+    return _Place(path, lambda: own(owner)[name], lambda value: setattr(owner, name, value), chain)
 
 
 def _entry(owner: Any, key: Any, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
@@ -291,6 +295,7 @@ def _pack_one(candidate: Candidate, checked: bool) -> Packed | Refused:
     if reason is not None:
         return refused(reason)
     value = candidate.places[0].read()
+    elsewhere = _items_held_elsewhere(value)
     try:
         packed: Any = PackedDict(value) if isinstance(value, dict) else PackedList(value)
     except Exception as error:  # whatever a user's __reduce__ raises
@@ -306,7 +311,8 @@ def _pack_one(candidate: Candidate, checked: bool) -> Packed | Refused:
     reason = _differs(value, packed) or _replace(candidate, packed)
     if reason is not None:
         return refused(reason)
-    return Packed(candidate.path, kind, items, size, packed.nbytes, _note(packed))
+    notes = filter(None, (_note(packed), elsewhere))
+    return Packed(candidate.path, kind, items, size, packed.nbytes, "; ".join(notes))
 
 
 def _unsuitable(value: Any, size: int) -> str | None:
@@ -362,6 +368,22 @@ def _held_elsewhere(candidate: Candidate) -> str | None:
         f"it is also held by {holders}, and would stay in memory. Delete that reference before, "
         f"or, if it is not needed for changes: trust={candidate.places[0].path!r}"
     )
+
+
+def _items_held_elsewhere(value: Any) -> str:
+    """A word, if what is in the container is in another one too and so stays in memory."""
+    alone: list[list[int]] = [[]]
+    usual = max(sys.getrefcount(item) for item in alone)
+    items = value.values() if isinstance(value, dict) else value
+    counts = [
+        sys.getrefcount(item)
+        for item in islice(items, _COMPARED)
+        if isinstance(item, (list, dict, tuple))
+    ]
+    held = sum(count > usual for count in counts)
+    if 2 * held <= len(counts):
+        return ""
+    return "its items are in another container too, and stay in memory as long as that is there"
 
 
 def _holders(candidate: Candidate) -> Iterator[str]:

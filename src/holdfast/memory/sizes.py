@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.memory.attributes import own
+
 __all__ = ["deep_size", "object_count"]
 
 _SAMPLE = 1000
@@ -31,12 +33,12 @@ def _measure(value: Any, seen: dict[int, Any], depth: int) -> tuple[int, int]:
         return 0, 0
     seen[id(value)] = value
     if isinstance(value, torch.Tensor):
-        own = value.nbytes if value.layout is torch.strided else 0
-        return own + sys.getsizeof(value), 1
+        data = value.nbytes if value.layout is torch.strided else 0
+        return data + sys.getsizeof(value), 1
     if isinstance(value, np.ndarray):
-        own = value.nbytes if value.base is not None else 0  # getsizeof counts what it owns
+        data = value.nbytes if value.base is not None else 0  # getsizeof counts what it owns
         if value.dtype != object:
-            return own + sys.getsizeof(value), 1
+            return data + sys.getsizeof(value), 1
         return _add(sys.getsizeof(value), value.reshape(-1), value.size, seen, depth)
     size = sys.getsizeof(value)
     if depth >= _DEPTH:
@@ -47,9 +49,10 @@ def _measure(value: Any, seen: dict[int, Any], depth: int) -> tuple[int, int]:
         return size + keys[0] + values[0], 1 + keys[1] + values[1]
     if isinstance(value, (list, tuple, set, frozenset)):
         return _add(size, value, len(value), seen, depth)
-    state = getattr(value, "__dict__", None)
-    if isinstance(state, dict) and not isinstance(value, type) and not callable(value):
-        return _add(size + sys.getsizeof(state), state.values(), len(state), seen, depth)
+    state = {} if isinstance(value, type) or callable(value) else own(value)
+    if state:
+        inside = sys.getsizeof(state) if type(value).__dictoffset__ else 0
+        return _add(size + inside, state.values(), len(state), seen, depth)
     return size, 1
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["SourceError", "arguments", "dataset", "named"]
+__all__ = ["Found", "SourceError", "any_dataset", "arguments", "dataset", "named"]
 
 
 class SourceError(ValueError):
@@ -129,3 +131,62 @@ def _check(spec: str, found: Any) -> None:
             raise SourceError(f"{spec} gives a thing ({kind}) without {needed}: it is no dataset")
     if not len(found):
         raise SourceError(f"{spec} is empty: its length is 0")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A dataset, and how it is loaded if it was named by its loader."""
+
+    dataset: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "collate_fn", "memory_budget")
+
+
+def any_dataset(spec: str, given: Mapping[str, Any]) -> Found:
+    """The dataset, of either kind, that a spec names: itself, its loader, or what makes it."""
+    found = named(spec)
+    is_made = isinstance(found, DataLoader) or _is_dataset(found)
+    if is_made and given:
+        raise SourceError(
+            f"{spec} is made already, so --arg {next(iter(given))}= has nobody to go to; name its "
+            "class or a function that makes it"
+        )
+    if not is_made and callable(found):
+        found = _made(spec, found, given)
+    settings = {}
+    if isinstance(found, DataLoader):
+        known = {name: getattr(found, name, None) for name in _SETTINGS}
+        settings = {name: value for name, value in known.items() if value}
+        found = found.dataset
+    if not _is_dataset(found):
+        raise SourceError(
+            f"{spec} is of type {type(found).__name__}: expected a dataset (with __getitem__, or "
+            "an IterableDataset), its loader, or a class or function that makes one"
+        )
+    if not isinstance(found, IterableDataset):
+        if not hasattr(found, "__len__"):
+            raise SourceError(f"{spec} has no __len__, which a map-style dataset needs")
+        if not len(found):
+            raise SourceError(f"{spec} is empty: its length is 0")
+    return Found(found, settings)
+
+
+def _made(spec: str, make: Any, given: Mapping[str, Any]) -> Any:
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        raise SourceError(
+            f"{spec}{inspect.signature(make)} cannot be called with what was given: {error}. "
+            "Arguments are given as --arg name=value"
+        ) from None
+    except ValueError:
+        pass  # written in C: its signature cannot be asked for
+    return make(**given)
+
+
+def _is_dataset(found: Any) -> bool:
+    if isinstance(found, type):
+        return False
+    return hasattr(found, "__getitem__") or isinstance(found, IterableDataset)

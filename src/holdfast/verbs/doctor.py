@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any, Literal
 
 import click
 
+from holdfast import options
 from holdfast.doctor import dataset as patient
 from holdfast.doctor import machine, report
 from holdfast.doctor.check import EXIT, Check, worst
 from holdfast.doctor.surroundings import Surroundings
+from holdfast.memory import gauge
 from holdfast.samples import source
 from holdfast.verbs import terminal
 
@@ -20,9 +23,10 @@ __all__ = ["doctor"]
 @click.command()
 @click.argument("target", required=False, metavar="[MODULE:NAME | FILE.py:NAME]")
 @click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="For a class or function.")
-@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1))
-@click.option("--num-workers", default=4, show_default=True, type=click.IntRange(1))
-@click.option("--prefetch-factor", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--batch-size", type=click.IntRange(1), help="[default: the loader's, or 32]")
+@click.option("--num-workers", type=click.IntRange(1), help="[default: the loader's, or 4]")
+@click.option("--prefetch-factor", type=click.IntRange(1), help="[default: the loader's, or 2]")
+@click.option("--memory-budget", metavar="BYTES", help="As DataLoader takes it: auto, 2GiB, none.")
 @click.option(
     "--samples", default=32, show_default=True, type=click.IntRange(2), help="How many to try."
 )
@@ -37,17 +41,19 @@ __all__ = ["doctor"]
 def doctor(
     target: str | None,
     args: tuple[str, ...],
-    batch_size: int,
-    num_workers: int,
-    prefetch_factor: int,
+    batch_size: int | None,
+    num_workers: int | None,
+    prefetch_factor: int | None,
+    memory_budget: str | None,
     samples: int,
     seconds: float,
     as_json: bool,
 ) -> None:
     """Look for what will go wrong with data loading on this machine, before it does.
 
-    With a dataset (or a function that makes one) named as in mypackage.data:train_set,
-    look at that as well, for the given settings: samples are loaded in real workers.
+    With a dataset (or its loader, or a function that makes one) named as in
+    mypackage.data:train_set, look at that as well, for the given settings: samples are loaded
+    in real workers.
 
     Exit status: 0 all good, 1 something to look at, 3 something bad, 2 for wrong usage.
     """
@@ -56,15 +62,24 @@ def doctor(
     found = None
     if target is not None:
         try:
-            found = patient.find(target, source.arguments(args))
-        except source.SourceError as error:
+            found = source.any_dataset(target, source.arguments(args))
+            budget = _budget(memory_budget, found)
+        except ValueError as error:
             raise click.UsageError(str(error)) from None
     here = Surroundings.look()
     parts["machine"] = machine.examine(here)
-    if target is not None:
-        plan = patient.Plan(batch_size, num_workers, prefetch_factor, samples, seconds)
-        say = _Progress(quiet=as_json or not sys.stderr.isatty())
-        parts[target] = patient.examine(found, plan, here.machine, say)
+    if target is not None and found is not None:
+        plan = patient.Plan(
+            batch_size or found.settings.get("batch_size", 32),
+            num_workers or found.settings.get("num_workers", 4),
+            prefetch_factor or found.settings.get("prefetch_factor", 2),
+            budget,
+            samples,
+            seconds,
+            found.settings.get("collate_fn"),
+        )
+        say = terminal.Progress(quiet=as_json or not sys.stderr.isatty())
+        parts[target] = patient.examine(found.dataset, plan, here.machine, gauge.read(), say)
         say("")
     if as_json:
         click.echo(json.dumps(report.as_json(parts), indent=2))
@@ -73,12 +88,13 @@ def doctor(
     sys.exit(EXIT[worst(check for part in parts.values() for check in part)])
 
 
-class _Progress:
-    """One line that says what is going on, written over itself."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-
-    def __call__(self, words: str) -> None:
-        if not self.quiet:
-            click.echo(f"\r\x1b[K{words}{' …' if words else ''}", nl=False, err=True)
+def _budget(given: str | None, found: source.Found) -> int | Literal["auto"] | None:
+    """The budget that is asked for, else the loader's, checked as the loader checks it."""
+    value: Any = found.settings.get("memory_budget", "auto") if given is None else given
+    if given is not None and given.lower() == "none":
+        value = None
+    elif given is not None and given.isdigit():
+        value = int(given)
+    return options.parse(
+        max_restarts="auto", stall_timeout=None, num_workers=1, memory_budget=value
+    ).memory_budget

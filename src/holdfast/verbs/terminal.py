@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from holdfast.autopsy.cause import Cause, Remedy
 from holdfast.autopsy.verdict import Verdict
 
 __all__ = [
+    "Progress",
     "as_json",
     "console",
     "remedies_as_json",
@@ -29,6 +31,17 @@ _SURE = {"high": "sure", "medium": "likely", "low": "perhaps"}
 
 def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
+
+
+class Progress:
+    """One line that says what is going on, written over itself."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def __call__(self, words: str) -> None:
+        if not self.quiet:
+            click.echo(f"\r\x1b[K{words}{' …' if words else ''}", nl=False, err=True)
 
 
 def show_verdict(out: Console, verdict: Verdict) -> None:

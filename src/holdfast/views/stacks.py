@@ -16,7 +16,8 @@ __all__ = ["Stacks", "innermost"]
 
 _LATEST = 3.0  # seconds a look may take
 _OFTEN = 0.5  # seconds between two looks
-_LIBRARIES = ("/multiprocessing/", "/torch/", "/threading.py", "<frozen")
+_LIBRARIES = ("/multiprocessing/", "/torch/", "/threading.py", "/selectors.py", "<frozen")
+_LOOP = "_worker_loop"  # of torch's workers
 
 
 class Stacks:
@@ -76,17 +77,22 @@ def innermost(dump: list[dict[str, Any]]) -> str:
     if not dump:
         return ""
     main = next((one for one in dump if one.get("thread_name") == "MainThread"), dump[0])
-    frames = [frame for frame in main.get("frames", ()) if not _is_library(frame)]
-    frames = frames or list(main.get("frames", ()))
+    frames = list(main.get("frames", ()))
+    # Below the worker's loop a forked worker has its trainer's frames, where nothing happens.
+    ends = [at for at, frame in enumerate(frames) if frame.get("name") == _LOOP]
+    frames = frames[: ends[0] + 1] if ends else frames
     if not frames:
         return ""
-    frame = frames[0]
-    file = str(frame.get("short_filename") or frame.get("filename") or "?")
-    return f"{frame.get('name', '?')} ({file.rpartition('/')[2]}:{frame.get('line', 0)})"
+    users = [frame for frame in frames if not _is_library(frame)]
+    if not users and any(_file(frame).endswith("multiprocessing/queues.py") for frame in frames):
+        return "idle"
+    frame = (users or frames)[0]
+    return f"{frame.get('name', '?')} ({_file(frame).rpartition('/')[2]}:{frame.get('line', 0)})"
+
+
+def _file(frame: dict[str, Any]) -> str:
+    return str(frame.get("filename") or frame.get("short_filename") or "?")
 
 
 def _is_library(frame: dict[str, Any]) -> bool:
-    file = str(frame.get("filename", ""))
-    return any(
-        part in file for part in ("/multiprocessing/", "/torch/", "/threading.py", "<frozen")
-    )
+    return any(part in _file(frame) for part in _LIBRARIES)

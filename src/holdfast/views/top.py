@@ -19,7 +19,7 @@ from rich.text import Text
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, process
 from holdfast.views.stacks import Stacks
-from holdfast.views.workers import Watch, Worker
+from holdfast.views.workers import SELDOM, Watch, Worker
 
 __all__ = ["draw", "run", "surroundings"]
 
@@ -30,16 +30,17 @@ _STATES = {"R": "green", "D": "red", "T": "red", "t": "red", "Z": "red"}
 
 def run(out: Console, pid: int | None, interval: float, once: bool, stacks: bool = True) -> int:
     """Show until q is pressed; how many workers there were at the end."""
-    watch = Watch(pid)
+    once = once or not (out.is_terminal and sys.stdin.isatty())
+    watch = Watch(pid, share=1.0 if once else SELDOM)  # two readings are not worth saving
     spy = Stacks() if stacks else None
     try:
-        if once or not (out.is_terminal and sys.stdin.isatty()):
+        if once:
             return _once(out, watch, spy, interval)
         with _keys() as quits, Live(console=out, screen=True, auto_refresh=False) as live:
             while True:
                 rows = watch.look()
                 _ask(spy, rows)
-                live.update(draw(rows, surroundings(rows), spy), refresh=True)
+                live.update(draw(rows, surroundings(rows), spy, _nobody(pid)), refresh=True)
                 if quits(interval):
                     return _count(rows)
     except KeyboardInterrupt:
@@ -58,7 +59,7 @@ def _once(out: Console, watch: Watch, spy: Stacks | None, interval: float) -> in
         time.sleep(0.1)
     rows = watch.look()
     width = out.width if out.is_terminal else max(out.width, _IN_A_FILE)
-    out.print(draw(rows, surroundings(rows), spy), width=width)
+    out.print(draw(rows, surroundings(rows), spy, _nobody(watch.pid)), width=width)
     return _count(rows)
 
 
@@ -116,10 +117,25 @@ def surroundings(rows: Sequence[Worker], roots: Roots = HERE) -> list[str]:
     return parts
 
 
-def draw(rows: Sequence[Worker], below: Sequence[str], spy: Stacks | None = None) -> RenderableType:
+NOBODY = "no loader workers are running (processes called pt_data_worker)"
+
+
+def _nobody(pid: int | None) -> str:
+    if pid is None:
+        return NOBODY
+    if os.path.exists(f"/proc/{pid}"):
+        return f"process {pid} has no loader workers now (processes called pt_data_worker)"
+    return f"process {pid} has ended"
+
+
+def draw(
+    rows: Sequence[Worker],
+    below: Sequence[str],
+    spy: Stacks | None = None,
+    nobody: str = NOBODY,
+) -> RenderableType:
     """The table, a line about the machine, and one about what is missing."""
     if not rows:
-        nobody = "no loader workers are running (processes called pt_data_worker)"
         return Text("\n".join([nobody, *below]))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("PID", justify="right")
@@ -132,6 +148,8 @@ def draw(rows: Sequence[Worker], below: Sequence[str], spy: Stacks | None = None
         style = "bold" if row.pid == row.trainer else ""
         table.add_row(*_figures(row), Text(_doing(row, spy)), style=style)
     notes = [Text(""), *map(Text, below)]
+    if all(row.memory is None for row in rows):
+        notes.append(Text("memory and files of another user's processes may not be read", "dim"))
     if spy is not None and spy.why_not and any(not row.ours for row in rows):
         notes.append(Text(f"torch's workers by kernel function: {spy.why_not}", "dim"))
     return Group(table, *notes)
@@ -156,7 +174,9 @@ def _figures(row: Worker) -> list[Text]:
 def _who(row: Worker) -> str:
     if row.pid == row.trainer:
         return "trainer"
-    return "torch" if row.number is None else f"ours {row.number}"
+    if row.number is None:
+        return "ours" if row.ours else "torch"
+    return f"ours {row.number}"
 
 
 def _doing(row: Worker, spy: Stacks | None) -> str:

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.autopsy.blackbox import NAME, Note, read_from_outside
+from holdfast.autopsy.blackbox import NAME, NURSERY, Note, read_from_outside
 from holdfast.autopsy.readers import HERE, Roots, process, text
 
 __all__ = ["Memory", "Watch", "Worker"]
 
 _WORKER = "pt_data_worker"
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SHARE = 0.01  # of the time may go into reading smaps, which takes long for large processes
+SELDOM = 0.01
+"""The part of the time that may go into reading smaps, which takes long for large processes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class _Seen:
     ticks: int
     at: float
     first: tuple[float, int] | None = None  # when, and its private bytes
+    last: tuple[float, int] | None = None
     memory: Memory | None = None
     read_again: float = 0.0
 
@@ -66,15 +68,17 @@ class _Seen:
 class Watch:
     """Looks again and again; differences are taken from look to look."""
 
-    def __init__(self, pid: int | None = None, roots: Roots = HERE) -> None:
+    def __init__(self, pid: int | None = None, roots: Roots = HERE, share: float = SELDOM) -> None:
         self.pid = pid
         self.roots = roots
+        self.share = share
         self._seen: dict[int, _Seen] = {}
 
     def look(self) -> list[Worker]:
         """Workers, each trainer's together and behind their trainer."""
         parents = dict(self._parents())
-        found = {pid: self._trainer_of(pid, parents) for pid in parents if self._is_worker(pid)}
+        workers = [pid for pid in parents if self._is_called(pid, _WORKER)]
+        found = {pid: self._trainer_of(pid, parents) for pid in workers}
         if self.pid is not None:
             found = {
                 pid: trainer
@@ -84,10 +88,10 @@ class Watch:
         rows: list[Worker] = []
         for trainer in sorted(set(found.values())):
             mine = sorted(pid for pid, its in found.items() if its == trainer)
-            workers = [row for pid in mine if (row := self._row(pid, trainer)) is not None]
+            seen = [row for pid in mine if (row := self._row(pid, trainer)) is not None]
             head = self._row(trainer, trainer)
-            if workers and head is not None:
-                rows += [replace(head, ours=workers[0].ours), *sorted(workers, key=_order)]
+            if seen and head is not None:
+                rows += [replace(head, ours=seen[0].ours), *sorted(seen, key=_order)]
         self._seen = {pid: seen for pid, seen in self._seen.items() if pid in parents}
         return rows
 
@@ -99,13 +103,13 @@ class Watch:
             if fields is not None:
                 yield int(entry), int(fields[1])
 
-    def _is_worker(self, pid: int) -> bool:
-        return (text(self.roots.proc / str(pid) / "comm") or "").strip() == _WORKER
+    def _is_called(self, pid: int, name: str) -> bool:
+        return (text(self.roots.proc / str(pid) / "comm") or "").strip() == name
 
     def _trainer_of(self, pid: int, parents: dict[int, int]) -> int:
         """Who uses the worker: its parent, or with ours the nursery's parent."""
         parent = parents[pid]
-        return parents.get(parent, parent) if self._blackbox(pid) is not None else parent
+        return parents.get(parent, parent) if self._is_called(parent, NURSERY) else parent
 
     # -- what ---------------------------------------------------------------------------------
 
@@ -128,12 +132,12 @@ class Watch:
         return Worker(
             pid=pid,
             trainer=trainer,
-            ours=known is not None,
+            ours=known is not None or self._is_called(int(fields[1]), NURSERY),
             number=known[0] if known else None,
             state=activity.state,
             cpu=cpu,
             memory=seen.memory,
-            growth=_growth(seen, now),
+            growth=_growth(seen),
             descriptors=process.descriptors(pid, self.roots),
             threads=process.threads(pid, self.roots),
             note=known[1] if known else None,
@@ -147,15 +151,16 @@ class Watch:
         begun = time.monotonic()
         rollup = text(self.roots.proc / str(pid) / "smaps_rollup")
         cost = time.monotonic() - begun
-        seen.read_again = now + cost / _SHARE
+        seen.read_again = now + cost / self.share
         if not rollup:
             return
         sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", rollup, re.MULTILINE))
         private = sum(int(sizes.get(f"Private_{kind}", 0)) for kind in ("Clean", "Dirty")) << 10
         shared = sum(int(sizes.get(f"Shared_{kind}", 0)) for kind in ("Clean", "Dirty")) << 10
         seen.memory = Memory(int(sizes.get("Rss", 0)) << 10, private, shared)
+        seen.last = (now, private)
         if seen.first is None:
-            seen.first = (now, private)
+            seen.first = seen.last
 
     def _blackbox(self, pid: int) -> tuple[int, Note] | None:
         folder = self.roots.proc / str(pid) / "fd"
@@ -186,7 +191,7 @@ class Watch:
 
     def _command(self, pid: int) -> str:
         path: Path = self.roots.proc / str(pid) / "cmdline"
-        return (text(path) or "").replace("\0", " ").strip()
+        return " ".join((text(path) or "").replace("\0", " ").split())  # code after -c has lines
 
 
 def _upwards(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -198,8 +203,9 @@ def _order(worker: Worker) -> tuple[int, int]:
     return (worker.number if worker.number is not None else 0, worker.pid)
 
 
-def _growth(seen: _Seen, now: float) -> float | None:
-    if seen.first is None or seen.memory is None:
+def _growth(seen: _Seen) -> float | None:
+    """Between the first reading and the last; None while there is only one."""
+    if seen.first is None or seen.last is None:
         return None
-    since, before = seen.first
-    return (seen.memory.private - before) / (now - since) if now - since >= 1 else None
+    passed = seen.last[0] - seen.first[0]
+    return (seen.last[1] - seen.first[1]) / passed if passed >= 1 else None
