@@ -69,7 +69,7 @@ class _Runtime:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.iterator: Any = None  # kept between epochs by persistent workers
-        self.pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._pools: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
         self.incidents: list[Incident] = []
         self.stats = Stats()
         self.ledger = Ledger()
@@ -86,6 +86,14 @@ class _Runtime:
         words = advice(dataset, workers, memory.available if memory is not None else 0)
         if words is not None:
             log.warning("%s", words)
+
+    def add(self, pool: Pool) -> None:
+        self._pools[id(pool)] = pool
+
+    def pools(self) -> list[Pool]:
+        """Those that are still there; any thread may ask while another begins an epoch."""
+        found = [ref() for ref in self._pools.valuerefs()]
+        return [pool for pool in found if pool is not None]
 
     def budget_for(self, given: int | str | None) -> Budget:
         """The budget that a new iterator shares in."""
@@ -256,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         runtime = self._runtime
         figures: dict[str, int | float | None]
         figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
-        pools = list(runtime.pools)
+        pools = runtime.pools()
         figures["held_bytes"] = sum(pool.held_bytes() for pool in pools)
         figures["in_flight_bytes"] = sum(pool.machine.share.in_flight for pool in pools)
         figures["budget_bytes"] = runtime.budget_for(self._options().memory_budget).limit
@@ -296,7 +304,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterator = ProcessIterator(
             self, chosen, runtime.stats, note, runtime.ledger, logbook, budget
         )
-        runtime.pools.add(iterator._pool)
+        runtime.add(iterator._pool)
         return iterator
 
     def _settle(self) -> None:
@@ -322,8 +330,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def close(self) -> None:
         """End all workers of this loader now. It can be iterated again; batches stay valid."""
         runtime = self._runtime
-        if runtime.owner == os.getpid() and runtime.pools:
-            close_all(runtime.pools)  # also those whose iterator is gone already
+        if runtime.owner == os.getpid():
+            close_all(runtime.pools())  # also those whose iterator is gone already
         runtime.iterator = None
 
     def __enter__(self) -> DataLoader[T_co]:
