@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.autopsy.readers import Roots
-from holdfast.engine.warden import Warden
+from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import budget, gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
 from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Garbage
@@ -221,7 +221,7 @@ def test_ranks(environment: dict[str, str], count: int) -> None:
 def test_a_group_that_is_killed_as_a_whole_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", type("Fresh", (), {"oom_group": False})())
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     roots = system(tmp_path)
     confine(roots.cgroup / "job" / "step", 2 * GIB, GIB)
     (roots.cgroup / "job" / "step" / "memory.oom.group").write_text("1")

@@ -50,6 +50,7 @@ from holdfast.engine.worker import (
     BATCH,
     ENDED,
     ERROR,
+    FOUND,
     HEAD,
     MEMORY,
     NOTHING_LEFT,
@@ -205,7 +206,7 @@ class Pool:
         self._on_incident = on_incident
         method = "fork" if payload is None else "spawn"
         self._coroner = Coroner(method, machine.workers, logbook)
-        self._warden = Warden(machine.share, worker_memory_limit, machine.workers)
+        self._warden = Warden(machine.share, worker_memory_limit, machine.workers, logbook=logbook)
         self._explained: set[str] = set()
         self.lock = threading.RLock()
         self._awake_since = self._last_look = self._next_look = time.monotonic()
@@ -679,6 +680,9 @@ class Pool:
         elif kind == MEMORY:
             self._warden.measured(worker, Point(*POINT.unpack_from(message, 1)))
             return
+        elif kind == FOUND:
+            self._warden.found(worker, pickle.loads(message[1:]))
+            return
         elif kind == RETIRED:
             event = m.WorkerRetired(worker, generation, place.busy_since)
         elif kind == SURVIVED:
@@ -762,6 +766,7 @@ class Pool:
     def _succeed(self, worker: int) -> None:
         """A worker has gone because of its size: that is no incident."""
         self._coroner.left(worker)
+        self._warden.retired(worker)
         self.stats.recycled += 1
         generation = self.machine.generation(worker)
         actions = self.machine.handle(
@@ -1009,7 +1014,7 @@ class Pool:
     def _start(self, action: m.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
         place.reports = ()  # of an answer that never came
-        self._warden.started(worker)
+        trace = self._warden.started(worker)
         self._boxes.clear(worker)
         random_state = None
         if action.answered:
@@ -1031,6 +1036,7 @@ class Pool:
             resting_state=place.resting_state,
             dataset_state=place.dataset_state,
             allowance=self._warden.allowance,
+            trace=trace,
         )
         channel, theirs = pair()
         place.channel = channel

@@ -2,17 +2,21 @@
 
 It reads what is left, lets `Pressure` say how bad that is, and draws the consequences: a narrower
 share of the budget, and a worker to be replaced. Everything it decides with is pure; it only reads.
+
+A worker that was replaced because it leaks tells nothing any more, but its successor will leak as
+well: it is traced while it works, once in a run, for a few dozen batches, and names the lines.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots
-from holdfast.memory import gauge
+from holdfast.memory import gauge, leaks
 from holdfast.memory.budget import Share
 from holdfast.memory.growth import Kind, Point, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
@@ -25,6 +29,9 @@ log = logging.getLogger("holdfast")
 RECYCLE_EVERY = 1.0  # seconds: what one frees has to show first
 WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them
 REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
+TRACED = 8  # batches between two looks of a worker that is traced, at most
+LOOKS = 6  # so often it should come to that many before it is replaced itself
+ATTEMPTS = 3  # successors that are traced, if they do not live long enough
 RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
 
 
@@ -32,6 +39,7 @@ RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed
 class _Told:
     oom_group: bool = False
     raised: bool = False
+    leak: bool = False
 
 
 _told = _Told()  # once for each process
@@ -46,8 +54,10 @@ class Warden:
         limit: int | str | None,
         workers: int,
         roots: Roots = HERE,
+        logbook: Logbook | None = None,
     ) -> None:
         self.share = share
+        self._logbook = logbook
         self.roots = roots
         self.ranks = gauge.ranks()
         reading = gauge.read(roots)
@@ -70,6 +80,9 @@ class Warden:
         self._workers = workers
         self._points: dict[int, list[Point]] = {}
         self._named: set[Kind] = set()
+        self._to_trace: dict[int, int] = {}  # workers whose successor is, and how often it looks
+        self._traced: int | None = None  # the worker that is being traced
+        self._attempts = 0
         if reading.oom_group and not _told.oom_group:
             _told.oom_group = True
             log.warning(
@@ -121,9 +134,45 @@ class Warden:
         )  # fmt: skip
         return fattest
 
-    def started(self, worker: int) -> None:
-        """A fresh process is in this worker's place."""
+    def retired(self, worker: int) -> None:
+        """A worker has gone because of its size; if it was a leak, its successor is traced."""
+        points = self._points.get(worker, [])
+        growth = classify(points)
+        if growth is None or growth.kind not in ("python-leak", "native-leak"):
+            return
+        if _told.leak or self._attempts >= ATTEMPTS or self._traced not in (None, worker):
+            return
+        lived = points[-1].batches
+        self._to_trace[worker] = max(1, min(TRACED, lived // LOOKS))
+
+    def started(self, worker: int) -> int:
+        """A fresh process is in this worker's place; how many batches it makes between two looks
+        for what piles up, 0 if it is not to look."""
         self._points.pop(worker, None)
+        if self._traced == worker:
+            self._traced = None
+        batches = self._to_trace.pop(worker, 0)
+        if batches and self._traced is None:
+            self._traced = worker
+            self._attempts += 1
+            return batches
+        return 0
+
+    def found(self, worker: int, findings: leaks.Findings) -> None:
+        """What a traced worker has to say."""
+        self._traced = None
+        if _told.leak or not findings.any:
+            return
+        _told.leak = True
+        text = (
+            f"what piles up in workers (worker {worker} was traced, because the one before it had "
+            f"grown too large): {leaks.in_a_line(findings)}. Workers are replaced when they have "
+            "grown too large, so the run goes on; to end it, let go there of what each sample "
+            "leaves behind. Outside of a run: holdfast leaks YOUR.MODULE:DATASET"
+        )
+        log.warning("%s", text)
+        if self._logbook is not None:
+            self._logbook.memory({"worker": worker, "text": text, "leak": asdict(findings)})
 
     def measured(self, worker: int, point: Point) -> None:
         """A worker has said how large it is; if it grows and that matters, say so, once."""

@@ -47,6 +47,7 @@ from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
 from holdfast.memory.housekeeping import Housekeeper
 from holdfast.memory.ladder import Allowance
+from holdfast.memory.leaks import Findings, Tracer
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import Brief
 
@@ -58,6 +59,7 @@ REPORT, NOTHING_LEFT, SURVIVED = b"P", b"N", b"T"  # of bad samples; with a poli
 
 RETIRED, RAISED = b"L", b"G"  # of its size: it goes; it is above its limit from the start
 MEMORY = b"M"  # how large it is now
+FOUND = b"F"  # which lines hold growing memory
 
 HEAD = struct.Struct("<qI")  # of answers to items: task, size of the dataset's state
 SIZES = struct.Struct("<qq")  # private bytes, and how many are allowed
@@ -105,6 +107,7 @@ class Setup:
     resting_state: bytes | None  # of a dataset with state_dict, before that epoch
     dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
     allowance: Allowance
+    trace: int = 0  # batches between two looks for what piles up; 0 not to look
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ class _Worker:
         self.keeper = keeper
         self.fresh = True  # has made no batch yet
         self.retired = False
+        self.tracer = Tracer(setup.trace, dataset=blueprint.dataset) if setup.trace else None
         self.blueprint = blueprint
         self.dataset = blueprint.dataset
         self.channel = channel
@@ -230,6 +234,8 @@ class _Worker:
                 return
             if self.retired:
                 return
+            if self.tracer is not None and kind in ("task", "briefed"):
+                self._look_for_leaks(self.tracer.step)
             self.arena.trim()
             if not self.keeper.after_batch():
                 self._retire()
@@ -245,8 +251,21 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
+        if self.tracer is not None:
+            self._look_for_leaks(self.tracer.end)
         self._tell_sizes()
         self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
+
+    def _look_for_leaks(self, look: Callable[[], Findings | None]) -> None:
+        """Where there is no room to look, the next one that is replaced has a successor too."""
+        try:
+            found = look()
+        except MemoryError:
+            self.tracer = None
+            return
+        if found is not None:
+            self.tracer = None
+            self.channel.send(FOUND + pickle.dumps(found, 5))
 
     # -- becoming torch's worker ----------------------------------------------------------
 

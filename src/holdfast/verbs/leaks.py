@@ -96,10 +96,9 @@ def _look_for_leaks(dataset: Any, samples: int, rounds: int) -> Findings | str:
 
     torch.set_num_threads(1)
     try:
-        noted = tracing.trace(_loading(dataset), samples=samples, rounds=rounds)
+        return tracing.trace(_loading(dataset), samples=samples, rounds=rounds, dataset=dataset)
     except Exception:
         return f"A sample raised, so nothing can be said:\n{traceback.format_exc()}"
-    return tracing.findings(noted, samples, tracing.suspects())
 
 
 def tell(out: Console, found: Findings, rounds: int) -> None:
@@ -111,6 +110,9 @@ def tell(out: Console, found: Findings, rounds: int) -> None:
     for one in found.lines:
         line = Text(f"{in_words(round(one.per_round / found.samples))} per sample  ", "bold")
         out.print(line.append(f"{one.name}", ""))
+    for one in found.containers:
+        gets = f"  {one.per_round / found.samples:.2f} more per sample  {one.name}"
+        out.print(Text(gets.strip()))
     if found.types:
         out.print("More and more objects of these types:")
         for one in found.types:
