@@ -13,7 +13,7 @@ from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import budget, gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
 from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Garbage
-from holdfast.memory.ladder import Ladder, Rung, allowance
+from holdfast.memory.ladder import ALONE, Ladder, Rung, allowance
 from holdfast.memory.pressure import SLOWLY, Level, Pressure
 
 MIB = 1 << 20
@@ -113,7 +113,7 @@ def test_what_a_worker_is_allowed() -> None:
 
     assert share(None) == (None, None)
     assert share("auto") == (GIB, None)
-    assert share("auto", confined=True) == (GIB, 7 * GIB)
+    assert share("auto", confined=True) == (GIB, int(8 * GIB * ALONE) - GIB)
     assert share("auto", ranks=2) == (GIB // 2, None)
     assert share(GIB) == (GIB, GIB // 4)
     unknown = allowance("auto", free=None, confined=False, workers=1, ranks=1)
