@@ -2,12 +2,13 @@
 
     python -m benchmarks.shares --write docs/memory-limits.md
 
-A machine is a control group with so much room beyond what the trainer needs at rest. Two questions,
-one for each share:
+A machine is a control group with so much room beyond what the trainer needs at rest. There are
+three questions:
 
 - batches in flight (`budget.AUTO_SHARE`): samples of a hundredth of the room, prefetched as far as
   the budget lets them. How full does the machine get, and does it cost time?
 - workers that leak (`ladder.WORKERS_SHARE`): how full does it get, and how often are they replaced?
+- both at once, with our shares: each of them reckons with what the other has left free.
 
 What must not happen is a kill; what should not happen is that the machine is full, because the
 trainer grows too.
@@ -35,7 +36,11 @@ from tests.support.groups import MemoryGroup, memory_group
 
 MIB = 1 << 20
 MACHINES = (256 * MIB, 1024 * MIB)  # of room
-SHARES = {"in flight": (0.15, 0.3, 0.5), "workers": (0.25, 0.5, 0.8)}
+SHARES = {
+    "in flight": (0.15, 0.3, 0.5),
+    "workers": (0.25, 0.5, 0.8),
+    "both": (budget.AUTO_SHARE,),
+}
 WORKERS = 2
 _kept: list[Any] = []
 
@@ -85,6 +90,8 @@ def train(what: str, room: int, share: float, group: MemoryGroup) -> dict[str, A
     if what == "in flight":
         budget.AUTO_SHARE = share  # type: ignore[misc]
         dataset = Samples(room // 100, 0)
+    elif what == "both":
+        dataset = Samples(room // 100, room // 100)
     else:
         ladder.WORKERS_SHARE = share  # type: ignore[misc]
         dataset = Samples(1000, room // 100)
@@ -99,13 +106,16 @@ def train(what: str, room: int, share: float, group: MemoryGroup) -> dict[str, A
 
 def table(found: Sequence[Outcome]) -> str:
     ours = {"in flight": budget.AUTO_SHARE, "workers": ladder.WORKERS_SHARE}
+    both = f"{budget.AUTO_SHARE:.0%}, {ladder.WORKERS_SHARE:.0%}"
     lines = [
         "| share for | room | share | most in use | kills | replaced | seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in found:
-        mark = "**" if one.share == ours[one.what] else ""
-        cells = [one.what, f"{one.room >> 20} MiB", f"{mark}{one.share:.0%}{mark}"]
+        share = both if one.what == "both" else f"{one.share:.0%}"
+        if ours.get(one.what, one.share) == one.share:
+            share = f"**{share}**"
+        cells = [one.what, f"{one.room >> 20} MiB", share]
         cells += [f"{one.full:.0%}", str(one.kills), str(one.replaced), f"{one.seconds:.1f}"]
         lines.append(
             f"| {' | '.join(cells if one.finished else [*cells[:3], 'lost', *cells[4:]])} |"
