@@ -234,8 +234,8 @@ class _Worker:
                 return
             if self.retired:
                 return
-            if self.tracer is not None and kind in ("task", "briefed"):
-                self._look_for_leaks(self.tracer.step)
+            if kind in ("task", "briefed"):
+                self._look_for_leaks(Tracer.step)
             self.arena.trim()
             if not self.keeper.after_batch():
                 self._retire()
@@ -251,16 +251,17 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
-        if self.tracer is not None:
-            self._look_for_leaks(self.tracer.end)
+        self._look_for_leaks(Tracer.end)
         self._tell_sizes()
         self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
 
-    def _look_for_leaks(self, look: Callable[[], Findings | None]) -> None:
-        """Where there is no room to look, the next one that is replaced has a successor too."""
+    def _look_for_leaks(self, look: Callable[[Tracer], Findings | None]) -> None:
+        if self.tracer is None:
+            return
         try:
-            found = look()
-        except MemoryError:
+            found = look(self.tracer)
+        except MemoryError:  # no room to look: it is about to be replaced, and so is not the last
+            self.tracer.close()
             self.tracer = None
             return
         if found is not None:

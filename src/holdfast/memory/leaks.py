@@ -23,6 +23,7 @@ import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from holdfast.autopsy.machine import in_words
@@ -165,13 +166,17 @@ class Tracer:
 
     def end(self) -> Findings | None:
         """Stop now, and say what can be said; None if that is nothing."""
-        if self._own:
-            tracemalloc.stop()
-        self._own = False
+        self.close()
         if len(self._found) < FEWEST:
             return None
         rounds = [pickle.loads(one) for one in self._found]
         return findings(rounds, self.samples, _suspects(), _contents(self._dataset))
+
+    def close(self) -> None:
+        """Trace no longer."""
+        if self._own:
+            tracemalloc.stop()
+        self._own = False
 
 
 def trace(
@@ -188,7 +193,7 @@ def trace(
             if found is not None:
                 return found
     finally:
-        tracer.end()
+        tracer.close()
     raise AssertionError("counting has no end")
 
 
@@ -214,10 +219,14 @@ _CONTAINERS = (list, dict, set, deque)
 
 def _containers(dataset: object) -> Iterator[tuple[str, Any]]:
     """Those that are a global of one of the user's modules, or an attribute of the dataset."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+    modules: dict[str, object] = dict(sys.modules)
+    for name, module in modules.items():
+        if not isinstance(module, ModuleType):
+            continue
+        names = object.__getattribute__(module, "__dict__")  # a lazy one is not to be loaded now
+        file = names.get("__file__")
         if isinstance(file, str) and not file.startswith(_NOT_THE_USERS):
-            yield from _of(vars(module), module.__name__)
+            yield from _of(names, name)
     yield from _of(getattr(dataset, "__dict__", {}), type(dataset).__name__)
 
 
@@ -249,7 +258,10 @@ def _describe(container: Any) -> str:
         values = deque.__reversed__(container)
     else:
         values = set.__iter__(container)
-    kinds = Counter(_name(type(one)) for one in itertools.islice(values, SHOWN))
+    try:
+        kinds = Counter(_name(type(one)) for one in itertools.islice(values, SHOWN))
+    except RuntimeError:
+        return f"{type(container).__name__} that another thread is changing"
     most = ", ".join(kind for kind, _ in kinds.most_common(2))
     return f"{type(container).__name__} of {most or 'nothing'}"
 
