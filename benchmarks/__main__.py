@@ -8,12 +8,15 @@ import signal
 import sys
 from pathlib import Path
 
+from benchmarks import curves, garbage
 from benchmarks.loaders import LOADERS
 from benchmarks.report import Results, table, write_json, write_plot
 from benchmarks.rounds import Plan, Record, absent, measure, run
 from benchmarks.workloads import WORKLOADS
+from tests.shortage.datasets import KINDS
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PARTS = ("loaders", "garbage", "curves")
 
 
 def parse() -> argparse.Namespace:
@@ -21,6 +24,7 @@ def parse() -> argparse.Namespace:
         prog="python -m benchmarks",
         description="holdfast beside torch and its peers. docs/performance.md says how to read it.",
     )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS))
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds (5; with --quick 1)")
@@ -48,7 +52,15 @@ def main() -> int:
         repeat=asked.repeat or (1 if asked.quick else 5),
         seconds=asked.seconds or (0.7 if asked.quick else 3.0),
     )
-    return check(plan) if asked.check else bench(plan, asked.json, asked.plot)
+    if asked.check:
+        return check(plan)
+    status = bench(plan, asked.json, asked.plot) if "loaders" in asked.parts else 0
+    if "garbage" in asked.parts:
+        samples, rounds = (60, 1) if asked.quick else (300, 3)
+        garbage.run(samples, rounds, RESULTS / "garbage.json")
+    if "curves" in asked.parts:
+        curves.run(list(KINDS), RESULTS / "curves.json", RESULTS / "curves.png")
+    return status
 
 
 def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import pickle
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import default_collate
 
+from benchmarks.page import put
 from benchmarks.workloads import WORKLOADS, Workload
 from holdfast.autopsy.blackbox import BlackBoxes, Recorder
 from holdfast.engine.channel import Channel, pair
@@ -31,7 +31,6 @@ from holdfast.engine.randomness import Randomness
 from holdfast.memory import arena as arenas
 from holdfast.memory import codec, collate
 
-BEGIN, END = "<!-- anatomy: begin -->", "<!-- anatomy: end -->"
 ROUNDS = {"tiny": 3000, "tokens": 3000, "ragged": 1500, "nested": 500, "image": 60, "big": 60}
 STEPS = (
     ("trainer: ask", "the indices pickled and sent, with the blocks that are free again"),
@@ -149,9 +148,7 @@ def main() -> None:
     told = table(asked.workloads)
     print(told)
     if asked.write is not None:
-        page = asked.write.read_text()
-        marks = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-        asked.write.write_text(marks.sub(lambda _: f"{BEGIN}\n{told}\n{END}", page))
+        put(asked.write, "anatomy", told)
 
 
 if __name__ == "__main__":

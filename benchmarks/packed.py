@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.page import put
 from holdfast import DataLoader, PackedDict, PackedList
-
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def paths(count: int) -> Any:
@@ -162,11 +161,7 @@ def main() -> None:
     ]
     lines += ["", f"Python {sys.version.split()[0]}, `python -m benchmarks.packed`."]
     if chosen.write:
-        page = chosen.write.read_text(encoding="utf-8")
-        head, rest = page.split(BEGIN)
-        tail = rest.split(END)[1]
-        table = "\n".join(lines)
-        chosen.write.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}", encoding="utf-8")
+        put(chosen.write, "figures", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import hypothesis
 import pytest
 
 from tests.autopsy.matrices import MATRICES
+from tests.support.groups import NoGroup, memory_group
 
 # How long an example takes says something about the machine, not about the product.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -205,3 +206,13 @@ def _describe(pid: int) -> str:
 
 if sys.platform != "linux":
     pytest.exit("holdfast is built and tested on Linux only", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def memory_groups() -> None:
+    """Skips the test, with the reason, where no memory control group can be made."""
+    try:
+        with memory_group(1 << 30):
+            pass
+    except NoGroup as why:
+        pytest.skip(str(why))

@@ -71,7 +71,7 @@ class _Runtime:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.iterator: Any = None  # kept between epochs by persistent workers
-        self.pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._pools: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
         self.incidents: list[Incident] = []
         self.stats = Stats()
         self.ledger = Ledger()
@@ -88,6 +88,14 @@ class _Runtime:
         words = advice(dataset, workers, memory.available if memory is not None else 0)
         if words is not None:
             log.warning("%s", words)
+
+    def add(self, pool: Pool) -> None:
+        self._pools[id(pool)] = pool
+
+    def pools(self) -> list[Pool]:
+        """Those that are still there; any thread may ask while another begins an epoch."""
+        found = [ref() for ref in self._pools.valuerefs()]
+        return [pool for pool in found if pool is not None]
 
     def budget_for(self, given: int | str | None) -> Budget:
         """The budget that a new iterator shares in."""
@@ -240,7 +248,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """What went wrong with workers of this loader so far, oldest first."""
         runtime = self._runtime
         if runtime.owner == os.getpid():  # in a child nobody might be there to finish it
-            for pool in list(runtime.pools):
+            for pool in runtime.pools():
                 pool.obituaries.settle()
         return list(runtime.incidents)
 
@@ -262,7 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         runtime = self._runtime
         figures: dict[str, int | float | None]
         figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
-        pools = list(runtime.pools)
+        pools = runtime.pools()
         figures["held_bytes"] = sum(pool.held_bytes() for pool in pools)
         figures["in_flight_bytes"] = sum(pool.machine.share.in_flight for pool in pools)
         figures["budget_bytes"] = runtime.budget_for(self._options().memory_budget).limit
@@ -302,7 +310,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterator = ProcessIterator(
             self, chosen, runtime.stats, note, runtime.ledger, logbook, budget
         )
-        runtime.pools.add(iterator._pool)
+        runtime.add(iterator._pool)
         return iterator
 
     def _settle(self) -> None:
@@ -328,9 +336,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def close(self) -> None:
         """End all workers of this loader now. It can be iterated again; batches stay valid."""
         runtime = self._runtime
-        if runtime.owner == os.getpid() and runtime.pools:
+        if runtime.owner == os.getpid():
             # Also those whose iterator is gone already.
-            close_all([pool.watch for pool in runtime.pools])
+            close_all([pool.watch for pool in runtime.pools()])
         runtime.iterator = None
 
     def __enter__(self) -> DataLoader[T_co]:

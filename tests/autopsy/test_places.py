@@ -5,20 +5,17 @@ Each trainer is a process of its own, because a limit is for a whole process tre
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.autopsy.readers import cgroup
-from tests.support.processes import eventually
+from tests.support.groups import memory_group
 
 pytestmark = [
     pytest.mark.faults,
@@ -88,38 +85,10 @@ def train(how: str, folder: Path, *before: str, prepare: Any = None) -> dict[str
     return dict(incident)
 
 
-@contextlib.contextmanager
-def memory_group(limit: int) -> Iterator[Path]:
-    """A memory group below our own, removed afterwards."""
-    chain = cgroup.groups("self", "memory")
-    if not chain:
-        pytest.skip("no memory control group here")
-    group = chain[0].path / f"holdfast-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        name = "memory.limit_in_bytes" if chain[0].version == 1 else "memory.max"
-        (group / name).write_text(str(limit))
-    except OSError as error:
-        if group.is_dir():
-            group.rmdir()
-        pytest.skip(f"no memory control group can be made here: {error}")
-    try:
-        yield group
-    finally:
-        assert eventually(lambda: not (group / "cgroup.procs").read_text().strip())
-        assert eventually(lambda: _removed(group))
-
-
-def _removed(group: Path) -> bool:
-    with contextlib.suppress(OSError):
-        group.rmdir()
-    return not group.exists()
-
-
+@pytest.mark.usefixtures("memory_groups")
 def test_a_real_kill_for_memory_in_a_real_group_is_named_with_its_counter(tmp_path: Path) -> None:
     with memory_group(600 << 20) as group:
-        join = str(group / "cgroup.procs")
-        incident = train("eat", tmp_path, prepare=lambda: Path(join).write_text(str(os.getpid())))
+        incident = train("eat", tmp_path, prepare=group.join)
     assert (incident["cause"], incident["confidence"]) == ("oom-killed", "high")
     assert incident["signal"] == "SIGKILL"
     said = " ".join(incident["because"])

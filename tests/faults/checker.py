@@ -6,6 +6,7 @@ exception and no iterator is kept, because each would keep memory or processes t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -14,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from holdfast import Incident, LoaderClosed, RestartLimitExceeded, WorkerStartError
+from tests.faults.witness import Seen, Witness
 from tests.support.fingerprint import fingerprint
 from tests.support.processes import alive, descendants, eventually
 
@@ -65,6 +67,7 @@ class History:
     close_seconds: float = 0.0
     left: list[str] = field(default_factory=list)
     crash: BaseException | None = None
+    seen: Seen | None = None  # of bytes in flight, if there was a witness
 
     @property
     def events(self) -> list[Event]:
@@ -87,6 +90,7 @@ def play(
     thread: str = "main",
     interfere: Interfere | None = None,
     stock: bool = False,
+    witness: Witness | None = None,
 ) -> History:
     """Iterate over what `make` makes, for some epochs, and close it; everything is recorded.
 
@@ -101,7 +105,8 @@ def play(
 
     def run() -> None:
         try:
-            _run(make, history, epochs, interfere, stock, before)
+            with contextlib.nullcontext() if witness is None else witness:
+                _run(make, history, epochs, interfere, stock, before, witness)
         except BaseException as error:
             history.crash = error
 
@@ -127,16 +132,22 @@ def _run(
     interfere: Interfere | None,
     stock: bool,
     before: Surroundings,
+    witness: Witness | None,
 ) -> None:
     loader = make()
+    if witness is not None:
+        history.seen = witness.seen
+        witness.asked = lambda: int(loader.stats()["in_flight_bytes"])
     try:
         for epoch in range(epochs):
+            if witness is not None:
+                witness.epoch()
             iterator = iter(loader)
             if epoch == 0 and not stock:
                 history.first_pids = [worker.pid for worker in iterator._workers]
             events: list[Event] = []
             history.epochs.append(events)
-            history.finished.append(_epoch(iterator, epoch, events, history, interfere))
+            history.finished.append(_epoch(iterator, epoch, events, history, interfere, witness))
             if interfere is not None:
                 interfere(iterator, epoch, -1)
             if stock and epoch + 1 == epochs:
@@ -158,7 +169,12 @@ def _run(
 
 
 def _epoch(
-    iterator: Any, epoch: int, events: list[Event], history: History, interfere: Interfere | None
+    iterator: Any,
+    epoch: int,
+    events: list[Event],
+    history: History,
+    interfere: Interfere | None,
+    witness: Witness | None,
 ) -> bool:
     errors = 0
     number = 0
@@ -166,6 +182,9 @@ def _epoch(
         if interfere is not None:
             interfere(iterator, epoch, number)
         number += 1
+        got: Collection[int] = ()
+        if witness is not None:
+            witness.asks()
         began = time.monotonic()
         try:
             batch = next(iterator)
@@ -177,10 +196,13 @@ def _epoch(
             if isinstance(error, _FINAL) or errors > 20:
                 return False
         else:
-            events.append(recorded_batch(batch))
+            events.append(made := recorded_batch(batch))
+            got = made.numbers
             del batch
         finally:
             history.longest = max(history.longest, time.monotonic() - began)
+            if witness is not None:
+                witness.got(got)
 
 
 def recorded_batch(batch: Any) -> Batch:

@@ -17,8 +17,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from tests.faults.causes import CAUSES
+from tests.faults.witness import begins
 
 LARGE = 5 << 20
+WEIGHT = 2700  # bytes each sample has at least: three are a batch that travels in its message
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,15 @@ class Recipe:
     heavy: frozenset[int] = frozenset()
     ballast: int = 0  # bytes in the state of a dataset that has one
     ballast_at: int = -1
+    witness: str | None = None  # a file where each sample is noted as it begins
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample, without the payload, which nobody can foresee."""
+        return WEIGHT + LARGE * self.large
 
     def sample(self, number: int) -> dict[str, Any]:
+        begins(self.witness, number)
         self.trigger.pull("before", number)
         before = torch.rand(2), random.random(), np.random.rand()
         self.trigger.pull("sample", number)
@@ -68,6 +77,7 @@ class Recipe:
             "torch": torch.cat([before[0], torch.randn(2)]),
             "random": before[1] + random.gauss(0, 1),
             "numpy": before[2] + np.random.randn(),
+            "weight": torch.full((WEIGHT,), number % 251, dtype=torch.uint8),
         }
         if self.large:
             made["image"] = torch.full((LARGE,), number % 251, dtype=torch.uint8)

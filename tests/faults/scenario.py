@@ -34,10 +34,13 @@ from tests.faults.checker import (
 from tests.faults.datasets import NO_TRIGGER, Collate, Init, Recipe, Trigger
 from tests.faults.outside import kill
 from tests.faults.table import Case
+from tests.faults.witness import Witness, biting, check_in_flight
 from tests.support.processes import alive, eventually
 
 
-def arguments(case: Case, trigger: Trigger = NO_TRIGGER) -> dict[str, Any]:
+def arguments(
+    case: Case, trigger: Trigger = NO_TRIGGER, witness: Witness | None = None
+) -> dict[str, Any]:
     """What both loaders are made with."""
     kind = case.dataset
     recipe = Recipe(
@@ -49,6 +52,7 @@ def arguments(case: Case, trigger: Trigger = NO_TRIGGER) -> dict[str, Any]:
         heavy=frozenset({case.number(0)}),
         ballast=case.payload,
         ballast_at=(case.task // case.workers + 1) * table.BATCH,
+        witness=None if witness is None else str(witness.file),
     )
     return {
         "dataset": kind.dataset(recipe),
@@ -60,6 +64,32 @@ def arguments(case: Case, trigger: Trigger = NO_TRIGGER) -> dict[str, Any]:
         "collate_fn": Collate(trigger, as_list=kind.objects) if kind.own_collate else None,
         "worker_init_fn": Init(trigger),
     }
+
+
+def batch_bytes(case: Case) -> int:
+    return table.BATCH * Recipe(case.size, large=case.dataset.large).nbytes
+
+
+def budget(case: Case) -> int:
+    """What rows are played with: so little that it is felt."""
+    return biting(batch_bytes(case), case.workers)
+
+
+def witness_of(case: Case, folder: Path) -> Witness:
+    without: frozenset[int] = frozenset()
+    if case.outcome in (table.RAISED, table.POISON):
+        without = frozenset(case.number(position) for position in range(table.BATCH))
+    sizes = [batch_bytes(case) // table.BATCH] * case.size
+    return Witness(folder / "begun", sizes, without)
+
+
+def check_budget(case: Case, history: History) -> None:
+    """I6. A payload is a surprise to the loader, and what it says of itself not ours to foresee."""
+    seen = history.seen
+    assert seen is not None
+    if case.payload:
+        seen = replace(seen, said=0)
+    check_in_flight(seen, budget=budget(case), batch=batch_bytes(case))
 
 
 def epochs(case: Case) -> int:
@@ -132,17 +162,23 @@ def perform(case: Case, folder: Path, **options: Any) -> History:
     """Play the row with holdfast."""
     if case.breaks.verdict == STALLS:
         options.setdefault("stall_timeout", table.STALL_TIMEOUT)
+    options.setdefault("memory_budget", budget(case))
     context = None if case.method == "fork" else case.method
+    witness = witness_of(case, folder)
 
     def make() -> Any:
         seeded()
         return holdfast.DataLoader(
-            **arguments(case, trigger(case, folder)), multiprocessing_context=context, **options
+            **arguments(case, trigger(case, folder), witness),
+            multiprocessing_context=context,
+            **options,
         )
 
     interfere = _from_outside(case) if case.at.by == table.OUTSIDE else None
     with surroundings(case, folder):
-        return play(make, epochs=epochs(case), thread=case.thread, interfere=interfere)
+        return play(
+            make, epochs=epochs(case), thread=case.thread, interfere=interfere, witness=witness
+        )
 
 
 def _from_outside(case: Case) -> Interfere:
@@ -197,6 +233,7 @@ def check(case: Case, history: History) -> None:
         innocent |= {case.worker}
     intensity = RESTARTS_PER_WORKER * case.workers
     check_conduct(history, innocent=innocent, intensity=intensity)
+    check_budget(case, history)
     _OUTCOMES[case.outcome](case, history)
 
 

@@ -21,7 +21,16 @@ from tests.faults.checker import (
     seeded,
 )
 from tests.faults.outside import frozen, kill, kill_and_see_it_dead, nursery, pids
-from tests.faults.scenario import arguments, epochs, golden, surroundings, wait_until_started
+from tests.faults.scenario import (
+    arguments,
+    budget,
+    check_budget,
+    epochs,
+    golden,
+    surroundings,
+    wait_until_started,
+    witness_of,
+)
 from tests.faults.table import Case
 from tests.support.processes import alive, eventually
 
@@ -33,18 +42,28 @@ spawned = pytest.param("spawn", marks=pytest.mark.slow)
 
 
 def run(case: Case, folder: Path, interfere: Interfere, **options: Any) -> History:
+    witness = witness_of(case, folder)
+
     def make() -> Any:
         seeded()
         context = None if case.method == "fork" else case.method
-        return holdfast.DataLoader(**arguments(case), multiprocessing_context=context, **options)
+        return holdfast.DataLoader(
+            **arguments(case, witness=witness),
+            multiprocessing_context=context,
+            memory_budget=budget(case),
+            **options,
+        )
 
     with surroundings(case, folder):
-        return play(make, epochs=epochs(case), thread=case.thread, interfere=interfere)
+        return play(
+            make, epochs=epochs(case), thread=case.thread, interfere=interfere, witness=witness
+        )
 
 
 def check(case: Case, history: History, deaths: int | None = None) -> None:
     check_stream(history, golden(case))
     check_conduct(history, innocent=set(), intensity=None)
+    check_budget(case, history)
     if deaths is not None:
         assert len(history.incidents) == deaths, [str(one) for one in history.incidents]
 

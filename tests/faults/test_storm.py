@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from holdfast.engine.watch import CLOSED
 from tests.faults.checker import History, check_conduct, check_stream, play, seeded
 from tests.faults.datasets import KINDS, Collate, Init, Recipe
 from tests.faults.outside import kill
+from tests.faults.witness import Witness, biting, check_in_flight
 
 pytestmark = [pytest.mark.faults]
 
@@ -45,12 +47,37 @@ class Weather:
     method: str = "fork"
     thread: str = "main"
 
-    def arguments(self) -> dict[str, Any]:
+    @property
+    def size(self) -> int:
+        return self.batches * self.workers * 3
+
+    @property
+    def heavy(self) -> range:
+        return range(0, self.size, 50) if self.payload else range(0)
+
+    @property
+    def batch_bytes(self) -> int:
+        """The largest, which is also the first."""
+        return 3 * Recipe(self.size, large=KINDS[self.kind].large).nbytes + self.payload
+
+    @property
+    def budget(self) -> int:
+        return biting(self.batch_bytes, self.workers)
+
+    def witness(self, file: Path) -> Witness:
+        sample = (self.batch_bytes - self.payload) // 3
+        sizes = [sample + self.payload * (n in self.heavy) for n in range(self.size)]
+        return Witness(file, sizes)
+
+    def arguments(self, witness: Witness | None = None) -> dict[str, Any]:
         kind = KINDS[self.kind]
-        size = self.batches * self.workers * 3
-        heavy = frozenset(range(0, size, 50)) if self.payload else frozenset()
         recipe = Recipe(
-            size, large=kind.large, objects=kind.objects, payload=self.payload, heavy=heavy
+            self.size,
+            large=kind.large,
+            objects=kind.objects,
+            payload=self.payload,
+            heavy=frozenset(self.heavy),
+            witness=None if witness is None else str(witness.file),
         )
         return {
             "dataset": kind.dataset(recipe),
@@ -155,6 +182,7 @@ def blow(
     seconds: float,
     seed: int,
     weather: Callable[[random.Random], Weather],
+    folder: Path,
     *,
     pace: float = 0.05,
     nursery_too: bool = False,
@@ -167,11 +195,13 @@ def blow(
         now = weather(dice)
         about = f"HOLDFAST_STORM_SEED={SEED} (run {runs}: seed {seed}, {now})"
         storm = Storm(random.Random(dice.random()), pace, nursery_too)
+        witness = now.witness(folder / f"begun-{runs}")
 
-        def make(now: Weather = now) -> Any:
+        def make(now: Weather = now, witness: Witness = witness) -> Any:
             seeded()
             return holdfast.DataLoader(
-                **now.arguments(),
+                **now.arguments(witness),
+                memory_budget=now.budget,
                 multiprocessing_context=None if now.method == "fork" else now.method,
                 max_restarts=None,
                 stall_timeout=0.5 if now.method == "fork" else 2.0,
@@ -190,9 +220,11 @@ def blow(
                 epochs=2 if now.persistent else 1,
                 thread=now.thread,
                 interfere=interfere,
+                witness=witness,
             )
             check_stream(history, golden(now))
             check_conduct(history, innocent=set(), intensity=None, deadline=60)
+            check_in_flight(witness.seen, budget=now.budget, batch=now.batch_bytes)
         except BaseException as error:
             raise AssertionError(f"{about}: {error}; struck so far {dict(storm.struck)}") from error
         finally:
@@ -239,25 +271,27 @@ def any_spawned(dice: random.Random) -> Weather:
 
 
 @pytest.mark.timeout(120, method="thread")
-def test_a_short_storm_leaves_no_trace_in_the_stream() -> None:
-    blow(5, SEED, small)
+def test_a_short_storm_leaves_no_trace_in_the_stream(tmp_path: Path) -> None:
+    blow(5, SEED, small, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300, method="thread")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-def test_a_long_storm_leaves_no_trace_in_the_stream() -> None:
-    blow(SECONDS, SEED + 1, any_fork)
+def test_a_long_storm_leaves_no_trace_in_the_stream(tmp_path: Path) -> None:
+    blow(SECONDS, SEED + 1, any_fork, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300, method="thread")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-def test_a_storm_that_also_strikes_the_nursery_leaves_no_trace_in_the_stream() -> None:
-    blow(SECONDS, SEED + 2, any_fork, nursery_too=True)
+def test_a_storm_that_also_strikes_the_nursery_leaves_no_trace_in_the_stream(
+    tmp_path: Path,
+) -> None:
+    blow(SECONDS, SEED + 2, any_fork, tmp_path, nursery_too=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300, method="thread")
-def test_a_storm_over_spawned_workers_leaves_no_trace_in_the_stream() -> None:
-    blow(SECONDS / 2, SEED + 3, any_spawned, pace=0.3)
+def test_a_storm_over_spawned_workers_leaves_no_trace_in_the_stream(tmp_path: Path) -> None:
+    blow(SECONDS / 2, SEED + 3, any_spawned, tmp_path, pace=0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.autopsy.readers import Roots
-from holdfast.engine.warden import Warden
+from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import budget, gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
 from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Garbage
-from holdfast.memory.ladder import Ladder, Rung, allowance
+from holdfast.memory.ladder import ALONE, Ladder, Rung, allowance
 from holdfast.memory.pressure import SLOWLY, Level, Pressure
 
 MIB = 1 << 20
@@ -113,7 +114,7 @@ def test_what_a_worker_is_allowed() -> None:
 
     assert share(None) == (None, None)
     assert share("auto") == (GIB, None)
-    assert share("auto", confined=True) == (GIB, 7 * GIB)
+    assert share("auto", confined=True) == (GIB, int(8 * GIB * ALONE) - GIB)
     assert share("auto", ranks=2) == (GIB // 2, None)
     assert share(GIB) == (GIB, GIB // 4)
     unknown = allowance("auto", free=None, confined=False, workers=1, ranks=1)
@@ -221,7 +222,7 @@ def test_ranks(environment: dict[str, str], count: int) -> None:
 def test_a_group_that_is_killed_as_a_whole_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", type("Fresh", (), {"oom_group": False})())
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     roots = system(tmp_path)
     confine(roots.cgroup / "job" / "step", 2 * GIB, GIB)
     (roots.cgroup / "job" / "step" / "memory.oom.group").write_text("1")
@@ -249,3 +250,51 @@ def test_the_share_is_narrowed_under_pressure_and_widened_after_it(tmp_path: Pat
     for second in range(12, 80):
         warden.look(float(second), {})
     assert (share.cap, share.alone) == (None, False)
+
+
+def of_size(roots: Roots, pid: int, nbytes: int) -> None:
+    folder = roots.proc / str(pid)
+    folder.mkdir(exist_ok=True)
+    (folder / "smaps_rollup").write_text(
+        f"0-1 ---p 0 0:0 0 [rollup]\nPrivate_Dirty: {nbytes >> 10} kB\n"
+    )
+
+
+def test_near_the_end_the_fattest_goes_then_the_next_and_the_same_again_ever_later(
+    tmp_path: Path,
+) -> None:
+    roots = system(tmp_path)
+    confine(roots.cgroup / "job" / "step", GIB, GIB - 10 * MIB)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 2, roots)
+    pids = {0: 70, 1: 71}
+    of_size(roots, 70, 90 * MIB)
+    of_size(roots, 71, 60 * MIB)
+    went = [(at, who) for at in range(200) if (who := mind.look(at / 10, pids)) is not None]
+    assert went[:2] == [(0, 0), (2, 1)], "what the first one frees has a moment to show"
+    for worker in (0, 1):
+        times = [at for at, who in went if who == worker]
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        assert [round(gap, -1) for gap in gaps[:3]] == [10, 20, 40], "they need what they have"
+
+
+def test_a_small_worker_is_replaced_only_if_not_even_as_much_is_left(tmp_path: Path) -> None:
+    roots = system(tmp_path)
+    of_size(roots, 70, 20 * MIB)
+    for left, goes in ((28, None), (19, 0)):
+        confine(roots.cgroup / "job" / "step", 400 * MIB, (400 - left) * MIB)
+        mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+        assert mind.look(1.0, {0: 70}) == goes
+    of_size(roots, 70, 2 * MIB)
+    assert mind.look(2.0, {0: 70}) is None, "a fresh one would have as much"
+
+
+def test_the_faster_memory_goes_the_sooner_is_the_next_look(tmp_path: Path) -> None:
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    confine(place, GIB, 100 * MIB)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    mind.look(10.0, {})
+    calm = mind.interval()
+    confine(place, GIB, 500 * MIB)  # 400 MiB in 10 s: the rest would last for 13 s
+    mind.look(20.0, {})
+    assert 0.5 < mind.interval() < calm == 5.0

@@ -101,6 +101,7 @@ def test_the_line_that_leaks_is_named(tmp_path: Path, name: str, words: str) -> 
     assert told["lines"][0]["name"].endswith(f"leaky_data.py:{line_of(words)}")
     assert told["lines"][0]["per_round"] / told["samples"] == pytest.approx(13_000, rel=0.3)
     assert told["native"] == 0
+    assert told["containers"][0]["name"].startswith("leaky_data.kept (list of ")
 
 
 @pytest.mark.slow
@@ -150,5 +151,5 @@ def test_what_fades_or_falls_is_no_leak() -> None:
 
 
 def test_findings_without_growth_are_none() -> None:
-    flat = [Round({("a.py", 1): 10**6}, {"dict": 5}, 10**8, 10**6) for _ in range(4)]
+    flat = [Round({("a.py", 1): 10**6}, {"dict": 5}, 10**8, 10**6, {"kept": 3}) for _ in range(4)]
     assert not findings(flat, 10).any

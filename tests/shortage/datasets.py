@@ -1,80 +1,90 @@
-"""Four datasets that run out of memory, each for another reason."""
+"""Four datasets that run out of memory, each for another reason.
+
+Each says how much stock torch piles up with it, in two workers; the harmless form of each has the
+same needs but for that.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 MIB = 1 << 20
+WORKERS = 2
 _leaked: list[Any] = []
 
 
-class Leaking(Dataset[Any]):
-    """Every sample leaves 3 MB behind."""
+class Shortage(Dataset[Any]):
+    size: ClassVar[int]
+    options: ClassVar[dict[str, Any]] = {"batch_size": 4}
+    piles_up: ClassVar[int]  # bytes, in all workers together
 
-    size = 240
+    def __init__(self, *, harmless: bool = False) -> None:
+        self.harmless = harmless
 
     def __len__(self) -> int:
         return self.size
 
+
+class Leaking(Shortage):
+    """Every sample leaves 3 MiB behind."""
+
+    size = 240
+    piles_up = size * 3 * MIB
+
     def __getitem__(self, index: int) -> Any:
-        _leaked.append(np.ones(3 * MIB, np.uint8))
+        if not self.harmless:
+            _leaked.append(np.ones(3 * MIB, np.uint8))
         return torch.rand(16) + index
 
 
-class CopyOnWrite(Dataset[Any]):
-    """A long list: whoever reads it copies it, page by page."""
+class CopyOnWrite(Shortage):
+    """A long list: whoever reads it copies it, page by page. Here each worker reads its half."""
 
     size = 240
     rows = 1_500_000
+    piles_up = rows * 96  # what Python takes for one of these strings
 
-    def __init__(self) -> None:
+    def __init__(self, *, harmless: bool = False) -> None:
+        super().__init__(harmless=harmless)
         self.names = [f"a/path/to/somewhere/that/is/long/{n:09d}.jpg" for n in range(self.rows)]
 
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, index: int) -> Any:
-        step = self.rows // self.size
+        step = 1 if self.harmless else self.rows // self.size
         total = 0
         for name in self.names[index * step : (index + 1) * step]:
             total += len(name)
         return torch.rand(16) + index + total
 
 
-class Cyclic(Dataset[Any]):
-    """Every sample leaves a cycle behind that holds 8 MB: few objects, many bytes."""
+class Cyclic(Shortage):
+    """Every sample leaves a cycle behind that holds 8 MiB: few objects, many bytes."""
 
     size = 160
-
-    def __len__(self) -> int:
-        return self.size
+    piles_up = size * 8 * MIB
 
     def __getitem__(self, index: int) -> Any:
         holder: dict[str, Any] = {"array": np.ones(8 * MIB, np.uint8)}
-        holder["self"] = holder
+        if not self.harmless:
+            holder["self"] = holder
         return torch.rand(16) + index
 
 
-class Large(Dataset[Any]):
-    """Samples of 12 MB: a few dozen prefetched are more than there is."""
+class Large(Shortage):
+    """Samples of 12 MiB: a few dozen prefetched are more than there is."""
 
     size = 96
-
-    def __len__(self) -> int:
-        return self.size
+    options: ClassVar[dict[str, Any]] = {"batch_size": 2, "prefetch_factor": 12}
+    piles_up = WORKERS * 12 * 2 * 12 * MIB
 
     def __getitem__(self, index: int) -> Any:
-        return torch.full((12 * MIB // 8,), float(index), dtype=torch.float64) + torch.rand(1)
+        nbytes = 8 if self.harmless else 12 * MIB
+        return torch.full((nbytes // 8,), float(index), dtype=torch.float64) + torch.rand(1)
 
 
-KINDS = {kind.__name__: kind for kind in (Leaking, CopyOnWrite, Cyclic, Large)}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "Leaking": {"batch_size": 4},
-    "CopyOnWrite": {"batch_size": 4},
-    "Cyclic": {"batch_size": 4},
-    "Large": {"batch_size": 2, "prefetch_factor": 12},
+KINDS: dict[str, type[Shortage]] = {
+    kind.__name__: kind for kind in (Leaking, CopyOnWrite, Cyclic, Large)
 }

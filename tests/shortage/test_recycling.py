@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from click.testing import CliRunner
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
+from holdfast.autopsy import logbook
+from holdfast.engine.warden import Warden, _Told
+from holdfast.memory.budget import Budget, Share
+from holdfast.memory.growth import Point
+from holdfast.verbs.incidents import incidents
 
 MIB = 1 << 20
 _leaked: list[Any] = []
@@ -105,6 +113,102 @@ def test_persistent_workers_are_replaced_over_epochs() -> None:
     assert loader.stats()["recycled"] >= 4
 
 
+# -- and the successor of one that leaks says where ---------------------------------------
+
+
+class LeaksNatively(Dataset[Any]):
+    """What native code does not give back: no object of Python's knows of it."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        libc.memset(ctypes.c_void_p(libc.malloc(4 * MIB)), 1, 4 * MIB)
+        return torch.rand(8) + index
+
+
+def line_of_the_leak() -> str:
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{1 + next(n for n, line in enumerate(lines) if '_leaked.append' in line)}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        (Leaks, "raise"),
+        (Leaks, "skip"),
+        (LeaksInTurnAndKnowsWhere, "raise"),
+        (LeaksNatively, "raise"),
+    ],
+)
+def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
+    kind: Any,
+    policy: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    expected, _ = stream(torch.utils.data.DataLoader, kind())
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        found, loader = stream(
+            holdfast.DataLoader,
+            kind(),
+            worker_memory_limit="48MiB",
+            on_bad_sample=policy,
+            logbook=tmp_path,
+        )
+    assert found == expected
+    assert loader.incidents == []
+    told = [one.message for one in caplog.records if "what piles up" in one.message]
+    (record,) = logbook.read(tmp_path).leaks
+    assert told == [record["text"]], "once in a run, in the log and in the logbook"
+    shown = CliRunner().invoke(incidents, [str(tmp_path)])
+    assert shown.exit_code == 1
+    assert "what piles up" in shown.output
+    leak = record["leak"]
+    assert not [one for one in leak["types"] if "holdfast" in one["name"]], "our own books"
+    if kind is LeaksNatively:
+        assert leak["native"] == pytest.approx(8 * MIB, rel=0.3)
+        assert "not in Python's books" in told[0]
+        assert leak["lines"] == []
+    else:
+        assert leak["lines"][0]["name"] == line_of_the_leak()
+        assert leak["python"] == pytest.approx(8 * MIB, rel=0.3)
+        assert leak["native"] == 0
+        assert leak["containers"][0]["name"] == f"{__name__}._leaked (list of numpy.ndarray)"
+
+
+def test_a_worker_that_grows_by_a_cache_or_by_copying_is_not_traced() -> None:
+    mind = Warden(Share(Budget(None)), 1 << 30, 2)
+    grown = [Point(float(n), n, n * 100, n << 22, 0, 1000, 0) for n in range(20)]
+    for point in grown:  # private memory grows, anonymous does not: copy-on-write
+        mind.measured(0, point)
+    mind.retired(0)
+    assert mind.started(0) == 0
+
+
+def test_one_worker_at_a_time_is_traced_and_only_while_that_may_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    mind = Warden(Share(Budget(None)), 1 << 30, 2)
+
+    def replaced(worker: int) -> int:
+        for n in range(20):
+            mind.measured(worker, Point(float(n), 4 * n, n << 22, n << 22, 0, 1000 + 9 * n, 0))
+        mind.retired(worker)
+        return mind.started(worker)
+
+    assert replaced(0) == 8
+    assert replaced(1) == 0, "the other one is being traced"
+    assert replaced(0) == 8, "it did not live to tell"
+    assert replaced(0) == 8
+    assert replaced(0) == replaced(1) == 0, "three have been tried"
+
+
 class Heavy(Dataset[Any]):
     """100 MB before the first batch: a fresh process has as much."""
 
@@ -122,7 +226,7 @@ def eat(worker: int) -> None:
 def test_what_is_too_large_from_the_start_is_told_and_not_replaced_for_ever(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", type("Fresh", (), {"raised": False})())
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     with caplog.at_level(logging.WARNING, "holdfast"):
         loader = holdfast.DataLoader(
             Heavy(), num_workers=2, worker_init_fn=eat, worker_memory_limit="50MiB"

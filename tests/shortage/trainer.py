@@ -6,39 +6,60 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.data
 
 import holdfast
-from tests.shortage.datasets import KINDS, OPTIONS
+from tests.shortage.datasets import KINDS, WORKERS
+from tests.support.groups import MemoryGroup
+
+LOADERS: dict[str, Any] = {
+    "torch": torch.utils.data.DataLoader,
+    "holdfast": holdfast.DataLoader,
+}
 
 
-def stream(loader_class: Any, kind: str, **more: Any) -> tuple[str, Any]:
-    """The hash of all batches, and the loader."""
+def stream(
+    which: str,
+    kind: str,
+    *,
+    harmless: bool = False,
+    each: Callable[[int], None] = lambda number: None,
+) -> tuple[str, Any]:
+    """The hash of all batches, and the loader; `each` is called after every batch."""
     torch.manual_seed(1)
-    loader = loader_class(KINDS[kind](), num_workers=2, **OPTIONS[kind], **more)
+    dataset = KINDS[kind](harmless=harmless)
+    loader = LOADERS[which](dataset, num_workers=WORKERS, **dataset.options)
     seen = hashlib.sha256()
-    for batch in loader:
+    for number, batch in enumerate(loader):
         seen.update(batch.numpy().tobytes())
         time.sleep(0.005)  # a step
+        each(number)
     return seen.hexdigest(), loader
 
 
+def rest(kind: str, group: MemoryGroup) -> int:
+    """The most that a run with the harmless form has in use: trainer, nursery and workers."""
+    used: list[int] = []
+    stream("holdfast", kind, harmless=True, each=lambda number: used.append(group.used()))
+    return max(used)
+
+
 def main() -> None:
-    which, kind, *method = sys.argv[1:]
-    more = {"multiprocessing_context": method[0]} if method else {}
+    which, kind, *group = sys.argv[1:]
     told: dict[str, Any]
-    if which == "torch":
-        told = {"hash": stream(torch.utils.data.DataLoader, kind, **more)[0]}
+    if which == "rest":
+        told = {"used": rest(kind, MemoryGroup(Path(group[0]), int(group[1])))}
     else:
-        found, loader = stream(holdfast.DataLoader, kind, **more)
-        told = {
-            "hash": found,
-            "stats": loader.stats(),
-            "incidents": [str(one) for one in loader.incidents],
-        }
+        found, loader = stream(which, kind)
+        told = {"hash": found}
+        if which == "holdfast":
+            told["stats"] = loader.stats()
+            told["incidents"] = [str(one) for one in loader.incidents]
     print(json.dumps(told))
 
 

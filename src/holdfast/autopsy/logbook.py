@@ -195,6 +195,11 @@ class Story:
     damaged: int = 0  # lines that are no JSON, or not such records
 
     @property
+    def leaks(self) -> list[dict[str, Any]]:
+        """What piles up in workers, and where: among the records of memory."""
+        return [one for one in self.memory if "leak" in one]
+
+    @property
     def empty(self) -> bool:
         return not (self.runs or self.incidents or self.bad_samples or self.memory)
 
@@ -247,6 +252,8 @@ _SHAPES: dict[str, _Shape] = {
         **_ALWAYS,
         "trainer_bytes": (*_NUMBER, _NOTHING, _ABSENT),
         "workers": (dict, _NOTHING, _ABSENT),
+        "leak": (dict, _ABSENT),
+        "text": (str, _ABSENT),
     },
 }
 """Of which type the fields of a record are: what does not fit was not written by us."""

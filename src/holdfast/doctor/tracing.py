@@ -7,6 +7,7 @@ takes all memory, ends that worker and not the command.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,27 +16,28 @@ import torch.utils.data
 
 from holdfast.doctor.probe import trouble_of
 from holdfast.loader import DataLoader
-from holdfast.memory.leaks import Findings, Round, Tracer, findings, suspects
+from holdfast.memory.leaks import Findings, Tracer
 
 __all__ = ["trace"]
 
 
 class _Traced(torch.utils.data.Dataset[Any]):
-    """A dataset whose samples are what is there after loading them, at the end of each round."""
+    """A dataset whose last sample is what was found while all were loaded; the others are None."""
 
-    def __init__(self, dataset: Any, samples: int) -> None:
+    def __init__(self, dataset: Any, samples: int, rounds: int) -> None:
         self.dataset = dataset
         self.samples = samples
+        self.rounds = rounds
         self.tracer: Tracer | None = None
         self.stream: Iterator[Any] = iter(())
 
-    def __getitem__(self, number: int) -> tuple[Round, list[str]] | None:
+    def __getitem__(self, number: int) -> Findings | None:
         if self.tracer is None:
-            self.tracer = Tracer(self.samples)
+            self.tracer = Tracer(self.samples, self.rounds, self.dataset)
             self.stream = _again(self.dataset)
+            gc.unfreeze()  # what holds the leak may be older than this process
         self._load(number)
-        noted = self.tracer.loaded()
-        return None if noted is None else (noted, suspects())
+        return self.tracer.step()
 
     def _load(self, number: int) -> None:
         """The n-th sample, beginning again at the end."""
@@ -68,22 +70,22 @@ def trace(
 
     One round comes before the first that is looked at, and another is what they are compared with.
     """
+    number = (rounds + 2) * samples
     loader: Any = DataLoader(
-        _Traced(dataset, samples),
+        _Traced(dataset, samples, rounds),
         batch_size=None,
-        sampler=range((rounds + 2) * samples),
+        sampler=range(number),
         num_workers=1,
         multiprocessing_context=method,
         max_restarts=0,
         worker_memory_limit=None,
     )
-    noted: list[Round] = []
-    native: list[str] = []
-    say(f"round 0 of {rounds + 1}, to warm up")
+    found: Findings | None = None
     with loader, trouble_of(loader):
-        for answer in loader:
-            if answer is not None:
-                noted.append(answer[0])
-                native = answer[1]
-                say(f"round {len(noted)} of {rounds + 1}")
-    return findings(noted, samples, native)
+        for loaded, answer in enumerate(loader):
+            found = found or answer
+            if loaded % samples == 0:
+                turn = loaded // samples
+                say(f"round {turn} of {rounds + 1}" + (", to warm up" if turn == 0 else ""))
+    assert found is not None
+    return found

@@ -30,6 +30,7 @@ from holdfast.engine.protocol import (
     CONTENT,
     ENDED,
     ERROR,
+    FOUND,
     HEAD,
     MEMORY,
     NOTHING_LEFT,
@@ -170,6 +171,9 @@ class Crew:
         elif kind == MEMORY:
             self._warden.measured(worker, Point(*POINT.unpack_from(message, 1)))
             return
+        elif kind == FOUND:
+            self._warden.found(worker, pickle.loads(message[1:]))
+            return
         elif kind == RETIRED:
             event = m.WorkerRetired(worker, generation, place.pulse.busy_since)
         elif kind == SURVIVED:
@@ -253,6 +257,7 @@ class Crew:
     def _succeed(self, worker: int) -> None:
         """A worker has gone because of its size: that is no incident."""
         self._coroner.left(worker)
+        self._warden.retired(worker)
         self._stats.recycled += 1
         generation = self.machine.generation(worker)
         actions = self.machine.handle(
@@ -413,17 +418,17 @@ class Crew:
         place.reports = ()  # of an answer that never came
         place.kill_confirmed = False
         place.pulse.busy_since = time.monotonic()
-        self._warden.started(worker)
+        trace = self._warden.started(worker)
         self._holdings.boxes.clear(worker)
         try:
             self._holdings.prepare(worker, action.generation)
-            self._holdings.start(self._setup(action))
+            self._holdings.start(self._setup(action, trace))
         except OSError as error:
             if action.generation == 0:
                 raise  # in iter(loader), where torch would raise it too
             self._unborn.append(NotBorn(worker, action.generation, error.errno or 0))
 
-    def _setup(self, action: m.Start) -> Setup:
+    def _setup(self, action: m.Start, trace: int) -> Setup:
         """Where the worker takes up, and with what."""
         worker, place = action.worker, self._places[action.worker]
         random_state = None
@@ -446,6 +451,7 @@ class Crew:
             resting_state=place.resting_state,
             dataset_state=place.dataset_state,
             allowance=self._warden.allowance,
+            trace=trace,
         )
 
     # -- the end --------------------------------------------------------------------------

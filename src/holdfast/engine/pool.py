@@ -96,7 +96,7 @@ class Pool:
         self.lock = threading.RLock()
         method = "fork" if payload is None else "spawn"
         coroner = Coroner(method, machine.workers, logbook)
-        warden = Warden(machine.share, worker_memory_limit, machine.workers)
+        warden = Warden(machine.share, worker_memory_limit, machine.workers, logbook=logbook)
         self.watch = Watch(self)
         try:
             with registry.descriptors():

@@ -22,6 +22,7 @@ __all__ = [
     "CONTENT",
     "ENDED",
     "ERROR",
+    "FOUND",
     "HEAD",
     "MEMORY",
     "NOTHING_LEFT",
@@ -82,6 +83,7 @@ class Setup:
     resting_state: bytes | None  # of a dataset with state_dict, before that epoch
     dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
     allowance: Allowance
+    trace: int = 0  # batches between two looks for what piles up; 0 not to look
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ READY: Final = b"R"
 REFUSED: Final = b"X"  # it cannot begin
 RAISED: Final = b"G"  # it is above its memory limit from the start: `SIZES`
 MEMORY: Final = b"M"  # how large it is now: `POINT`
+FOUND: Final = b"F"  # which lines hold growing memory, pickled
 RETIRED: Final = b"L"  # it goes, because of its size: `SIZES`
 REPORT: Final = b"P"  # bad samples of the batch whose answer comes next
 SURVIVED: Final = b"T"  # the sample on trial did not end it

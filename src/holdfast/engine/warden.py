@@ -2,17 +2,21 @@
 
 It reads what is left, lets `Pressure` say how bad that is, and draws the consequences: a narrower
 share of the budget, and a worker to be replaced. Everything it decides with is pure; it only reads.
+
+A worker that was replaced because it leaks tells nothing any more, but its successor will leak as
+well: it is traced while it works, once in a run, for a few dozen batches, and names the lines.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots
-from holdfast.memory import gauge
+from holdfast.memory import gauge, leaks
 from holdfast.memory.budget import Share
 from holdfast.memory.growth import Kind, Point, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
@@ -22,9 +26,14 @@ __all__ = ["Warden"]
 
 log = logging.getLogger("holdfast")
 
-RECYCLE_EVERY = 1.0  # seconds: what one frees has to show first
-WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them
+GAP = 0.2  # seconds between two replacements: what one frees has to show first
+AGAIN = 1.0  # seconds until the same worker is replaced again, twice as many each time
+WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them,
+AT_LEAST = 8 << 20  # or these, if not even as much is left
 REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
+TRACED = 8  # batches between two looks of a worker that is traced, at most
+LOOKS = 6  # so often it should come to that many before it is replaced itself
+ATTEMPTS = 3  # successors that are traced, if they do not live long enough
 RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
 
 
@@ -32,6 +41,7 @@ RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed
 class _Told:
     oom_group: bool = False
     raised: bool = False
+    leak: bool = False
 
 
 _told = _Told()  # once for each process
@@ -46,17 +56,20 @@ class Warden:
         limit: int | str | None,
         workers: int,
         roots: Roots = HERE,
+        logbook: Logbook | None = None,
     ) -> None:
         self.share = share
+        self._logbook = logbook
         self.roots = roots
         self.ranks = gauge.ranks()
         reading = gauge.read(roots)
         self.reading = reading
         self.pressure = Pressure(oom_group=reading.oom_group)
         self._minds = limit is not None or share.budget.total is not None or share.budget.auto
-        self._next_look = 0.0
+        self._next_look = self._looked_at = 0.0
+        self._pause = self.pressure.interval(reading.fill)
         self._next_recycling = 0.0
-        self._distance = RECYCLE_EVERY
+        self._spared: dict[int, tuple[float, float]] = {}  # workers: until when, for how long
         self._shrunk_at = 0.0
         share.budget.adapt(reading.free, self.ranks)
         self.allowance: Allowance = allowance(
@@ -70,6 +83,9 @@ class Warden:
         self._workers = workers
         self._points: dict[int, list[Point]] = {}
         self._named: set[Kind] = set()
+        self._to_trace: dict[int, int] = {}  # workers whose successor is, and how often it looks
+        self._traced: int | None = None  # the worker that is being traced
+        self._attempts = 0
         if reading.oom_group and not _told.oom_group:
             _told.oom_group = True
             log.warning(
@@ -82,14 +98,16 @@ class Warden:
 
     def interval(self) -> float:
         """The longest time between two looks."""
-        return self.pressure.interval(self.reading.fill) if self._minds else 5.0
+        return self._pause if self._minds else 5.0
 
     def look(self, now: float, pids: Mapping[int, int]) -> int | None:
         """Note how much is left and narrow or widen our share; which worker to replace, if any."""
         if not self._minds or now < self._next_look:
             return None
-        reading = self.reading = gauge.read(self.roots)
-        self._next_look = now + self.pressure.interval(reading.fill)
+        before, reading = self.reading, gauge.read(self.roots)
+        left = _seconds_left(before, reading, now - self._looked_at)
+        self._pause = self.pressure.interval(reading.fill, left)
+        self.reading, self._looked_at, self._next_look = reading, now, now + self._pause
         budget = self.share.budget
         if budget.shrunk and now - self._shrunk_at > RECOVER_AFTER:
             self._shrunk_at = now
@@ -101,19 +119,28 @@ class Warden:
         self.share.cap = self.pressure.cap(free)
         self.share.alone = self.pressure.careful(now)
         if level < Level.RECYCLE:
-            self._distance = RECYCLE_EVERY
+            self._spared.clear()
             return None
         if not self._may_recycle or now < self._next_recycling:
             return None
-        # If it is the trainer that needs the memory, fresh workers do not help: ever less often.
-        self._next_recycling = now + self._distance
-        self._distance = min(2 * self._distance, 300.0)
-        return self._fattest(pids)
+        fattest = self._fattest({w: pid for w, pid in pids.items() if not self._spares(w, now)})
+        if fattest is not None:
+            # A worker that needs what it has grows again at once, and if it is the trainer that
+            # needs the memory fresh workers do not help: each of them ever less often.
+            _, pause = self._spared.get(fattest, (0.0, AGAIN / 2))
+            pause = min(2 * pause, 300.0)
+            self._spared[fattest] = now + pause, pause
+            self._next_recycling = now + GAP
+        return fattest
+
+    def _spares(self, worker: int, now: float) -> bool:
+        return now < self._spared.get(worker, (0.0, 0.0))[0]
 
     def _fattest(self, pids: Mapping[int, int]) -> int | None:
         sizes = {worker: gauge.private(pid, self.roots) or 0 for worker, pid in pids.items()}
         fattest = max(sizes, key=lambda worker: sizes[worker], default=None)
-        if fattest is None or sizes[fattest] < WORTH_IT:
+        enough = min(WORTH_IT, max(AT_LEAST, self.reading.free or 0))
+        if fattest is None or sizes[fattest] < enough:
             return None
         log.info(
             "memory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
@@ -121,9 +148,45 @@ class Warden:
         )  # fmt: skip
         return fattest
 
-    def started(self, worker: int) -> None:
-        """A fresh process is in this worker's place."""
+    def retired(self, worker: int) -> None:
+        """A worker has gone because of its size; if it was a leak, its successor is traced."""
+        points = self._points.get(worker, [])
+        growth = classify(points)
+        if growth is None or growth.kind not in ("python-leak", "native-leak"):
+            return
+        if _told.leak or self._attempts >= ATTEMPTS or self._traced not in (None, worker):
+            return
+        lived = points[-1].batches
+        self._to_trace[worker] = max(1, min(TRACED, lived // LOOKS))
+
+    def started(self, worker: int) -> int:
+        """A fresh process is in this worker's place; how many batches it makes between two looks
+        for what piles up, 0 if it is not to look."""
         self._points.pop(worker, None)
+        if self._traced == worker:
+            self._traced = None
+        batches = self._to_trace.pop(worker, 0)
+        if batches and self._traced is None:
+            self._traced = worker
+            self._attempts += 1
+            return batches
+        return 0
+
+    def found(self, worker: int, findings: leaks.Findings) -> None:
+        """What a traced worker has to say."""
+        self._traced = None
+        if _told.leak or not findings.any:
+            return
+        _told.leak = True
+        text = (
+            f"what piles up in workers (worker {worker} was traced, because the one before it had "
+            f"grown too large): {leaks.in_a_line(findings)}. Workers are replaced when they have "
+            "grown too large, so the run goes on; to end it, let go there of what each sample "
+            "leaves behind. Outside of a run: holdfast leaks YOUR.MODULE:DATASET"
+        )
+        log.warning("%s", text)
+        if self._logbook is not None:
+            self._logbook.memory({"worker": worker, "text": text, "leak": asdict(findings)})
 
     def measured(self, worker: int, point: Point) -> None:
         """A worker has said how large it is; if it grows and that matters, say so, once."""
@@ -164,3 +227,10 @@ class Warden:
             "dataset itself, copied into each worker by spawn or forkserver.",
             worker, in_words(private), in_words(limit),
         )  # fmt: skip
+
+
+def _seconds_left(before: gauge.Reading, now: gauge.Reading, seconds: float) -> float | None:
+    """Until memory ends at the present speed; None if it does not, or nobody knows."""
+    if before.free is None or now.free is None or seconds <= 0 or now.free >= before.free:
+        return None
+    return now.free * seconds / (before.free - now.free)

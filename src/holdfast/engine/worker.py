@@ -47,6 +47,7 @@ from holdfast.engine.protocol import (
     BATCH,
     ENDED,
     ERROR,
+    FOUND,
     HEAD,
     MEMORY,
     NOTHING_LEFT,
@@ -67,6 +68,7 @@ from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
 from holdfast.memory.housekeeping import Housekeeper
+from holdfast.memory.leaks import Findings, Tracer
 from holdfast.samples.substitute import Brief
 
 __all__ = ["run"]
@@ -130,6 +132,7 @@ class _Worker:
         self.keeper = keeper
         self.fresh = True  # has made no batch yet
         self.retired = False
+        self.tracer = Tracer(setup.trace, dataset=blueprint.dataset) if setup.trace else None
         self.blueprint = blueprint
         self.dataset = blueprint.dataset
         self.channel = channel
@@ -194,6 +197,8 @@ class _Worker:
                 return
             if self.retired:
                 return
+            if kind in ("task", "briefed"):
+                self._look_for_leaks(Tracer.step)
             self.arena.trim()
             if not self.keeper.after_batch():
                 self._retire()
@@ -220,8 +225,22 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
+        self._look_for_leaks(Tracer.end)
         self._tell_sizes()
         self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
+
+    def _look_for_leaks(self, look: Callable[[Tracer], Findings | None]) -> None:
+        if self.tracer is None:
+            return
+        try:
+            found = look(self.tracer)
+        except MemoryError:  # no room to look: it is about to be replaced, and so is not the last
+            self.tracer.close()
+            self.tracer = None
+            return
+        if found is not None:
+            self.tracer = None
+            self.channel.send(FOUND + pickle.dumps(found, 5))
 
     # -- becoming torch's worker ----------------------------------------------------------
 

@@ -103,7 +103,8 @@ _MEANS: Final[dict[Kind, tuple[str, str]]] = {
         "find the line: holdfast leaks YOUR.MODULE:DATASET",
     ),
     "native-leak": (
-        "memory outside Python piles up (a leak in native code, such as a decoder)",
+        "it grows with every batch and the number of Python's objects does not (a leak, of arrays "
+        "that something holds or in native code, such as a decoder)",
         "see which library: holdfast leaks YOUR.MODULE:DATASET; until then worker_memory_limit "
         "bounds it",
     ),

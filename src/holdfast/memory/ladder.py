@@ -20,7 +20,13 @@ BACK: Final = 0.60  # below this all is forgotten
 STEP: Final = 0.10
 WORKERS_SHARE: Final = 0.5
 """The part of the free memory that all workers of a loader together may grow by."""
+ALONE: Final = 0.8
+"""The part of the free memory that one worker may ask for, in a group with a limit: beyond it the
+kernel would kill. The rest is what workers have from the start, and batches in flight."""
 SMALLEST: Final = 64 << 20
+ROOM: Final = 4 * SMALLEST
+"""What an allocation may go beyond the limit at least: stacks of threads and the like count as
+asked for, though nobody uses them."""
 
 
 class Rung(Enum):
@@ -53,7 +59,7 @@ def allowance(
     if free is None:
         return Allowance(None)
     private = max(SMALLEST, int(free / ranks * WORKERS_SHARE / max(1, workers)))
-    return Allowance(private, max(free - private, 4 * SMALLEST) if confined else None)
+    return Allowance(private, max(int(free * ALONE) - private, ROOM) if confined else None)
 
 
 class Ladder:

@@ -3,7 +3,12 @@
 A line is blamed if what it has allocated and nobody has freed grows in every round, and does not
 fade as a cache does. Growth of the process that Python's books do not explain is called native.
 Python's books know what Python, NumPy and well-behaved extensions allocate; tensors of torch are
-not in them, but the objects that hold them are counted by type.
+not in them, but the objects that hold them are counted by type. Lists, dicts and the like in the
+user's modules and in the dataset are looked at by length: what piles up lies most often there, and
+neither arrays nor what was frozen at the start is known to the collector.
+
+A `Tracer` looks on while a worker goes about its work. What it costs is the price of
+``tracemalloc``, two to four times for each allocation, and ends with the last round.
 """
 
 from __future__ import annotations
@@ -11,25 +16,29 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import pickle
 import sys
 import sysconfig
 import tracemalloc
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from types import ModuleType
+from typing import Any, Final, TypeVar
 
+from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import process
 from holdfast.memory.housekeeping import trim
 
-__all__ = ["Findings", "Grown", "Round", "Tracer", "findings", "growing", "suspects"]
+__all__ = ["Findings", "Grown", "Round", "Tracer", "findings", "growing", "in_a_line"]
 
 FRAMES: Final = 12
 FADING: Final = 0.3  # of the first round's growth: less in the last, and it is a cache
 WORTH_IT: Final = 8 << 10  # bytes a line must grow by in a round
-_MANY: Final = 64  # entries of a container that is worth looking into
-_CONTAINERS: Final = (list, dict, set, deque)
 NATIVE: Final = 256 << 10  # bytes a process must grow by in a round, beyond Python's books
+FEWEST: Final = 3  # rounds, with the one to start from, below which nothing can be said
+_MANY: Final = 64  # entries of a container that is worth looking into
+SHOWN: Final = 50  # of a container's last values, to see of which types they are
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -41,6 +50,7 @@ class Round:
     types: Mapping[str, int]  # objects of a type
     process: int  # bytes of the process, without what the tracing takes
     traced: int  # bytes in Python's books
+    lengths: Mapping[str, int]  # of containers in the user's modules and dataset
 
 
 @dataclass(frozen=True)
@@ -54,12 +64,13 @@ class Grown:
 
 @dataclass(frozen=True)
 class Findings:
-    samples: int  # of a round
+    samples: int  # of a round; batches, if a worker was traced
     lines: tuple[Grown, ...]
     types: tuple[Grown, ...]
     python: float  # bytes per sample in Python's books
     native: float  # bytes per sample beyond them; 0 if it is not in every round
     suspects: tuple[str, ...]  # packages with native code
+    containers: tuple[Grown, ...] = ()  # that get longer, with the types of what is in them
 
     @property
     def any(self) -> bool:
@@ -78,14 +89,21 @@ def growing(rounds: Sequence[Mapping[Key, int]], at_least: int = 1) -> list[tupl
     return sorted(found, key=lambda one: -one[1])
 
 
-def findings(rounds: Sequence[Round], samples: int, native_code: Sequence[str] = ()) -> Findings:
+def findings(
+    rounds: Sequence[Round],
+    samples: int,
+    native_code: Sequence[str] = (),
+    contents: Mapping[str, str] | None = None,
+) -> Findings:
     """Compare the rounds. The first is the state to start from."""
     steps = max(1, len(rounds) - 1)
     lines = growing([one.lines for one in rounds], WORTH_IT)
     types = growing([one.types for one in rounds], max(1, samples // 4))
+    longer = growing([one.lengths for one in rounds], max(1, samples // 4))
     python = rounds[-1].traced - rounds[0].traced
     beyond = [{"native": one.process - one.traced} for one in rounds]
     native = growing(beyond, NATIVE)
+    what = contents or {}
     return Findings(
         samples,
         tuple(Grown(f"{file}:{line}", n / steps, n) for (file, line), n in lines[:10]),
@@ -93,42 +111,87 @@ def findings(rounds: Sequence[Round], samples: int, native_code: Sequence[str] =
         python / steps / samples,
         native[0][1] / steps / samples if native else 0.0,
         tuple(native_code) if native else (),
+        tuple(Grown(what.get(name, name), n / steps, n) for name, n in longer[:10]),
     )
 
 
+def in_a_line(found: Findings) -> str:
+    """What a worker's tracing has found, for the log."""
+
+    def each(nbytes: float) -> str:
+        return f"{in_words(round(nbytes / found.samples))} per batch"
+
+    said = []
+    if found.lines:
+        lines = ", ".join(f"{one.name} ({each(one.per_round)})" for one in found.lines[:3])
+        said.append(f"allocated at {lines}")
+    if found.containers:
+        said.append(f"kept in {', '.join(one.name for one in found.containers[:3])}")
+    if found.types:
+        said.append(f"more and more objects of type {', '.join(o.name for o in found.types[:3])}")
+    if found.native:
+        said.append(
+            f"{in_words(round(found.native))} per batch are not in Python's books: tensors, or "
+            f"native code (loaded here: {', '.join(found.suspects) or 'none'})"
+        )
+    return "; ".join(said)
+
+
 class Tracer:
-    """Notes, in the process that loads, what is there after each round of equal length."""
+    """Told of each sample (or batch) that is done; looks after equal numbers of them.
 
-    def __init__(self, samples: int) -> None:
+    The first round is let pass: what is imported late, and caches that fill at once, are not what
+    is looked for.
+    """
+
+    def __init__(self, samples: int, rounds: int = 3, dataset: object = None) -> None:
         self.samples = samples
-        self._loaded = 0
+        self.rounds = rounds
+        self._dataset = dataset
+        self._found: list[bytes] = []  # pickled, or our own books would be among what grows
+        self._count = 0
+        self._own = False  # tracing was begun here, so it ends here
 
-    def loaded(self) -> Round | None:
-        """One more sample was loaded; what is there, at the end of a round.
-
-        The first round is not looked at: modules are loaded in it, and caches filled.
-        """
-        self._loaded += 1
-        if self._loaded % self.samples:
+    def step(self) -> Findings | None:
+        """Another one is done. After the last, what was found; then it is over."""
+        self._count += 1
+        if self._count % self.samples:
             return None
-        if self._loaded == self.samples:
-            gc.unfreeze()  # what holds the leak may be older than this process
-            gc.collect()
-            tracemalloc.start(FRAMES)
+        if self._count == self.samples:
+            self._own = not tracemalloc.is_tracing()
+            if self._own:
+                tracemalloc.start(FRAMES)
             return None
-        return _look()
+        self._found.append(pickle.dumps(_look(self._dataset), 5))
+        return self.end() if len(self._found) > self.rounds else None
+
+    def end(self) -> Findings | None:
+        """Stop now, and say what can be said; None if that is nothing."""
+        self.close()
+        if len(self._found) < FEWEST:
+            return None
+        rounds = [pickle.loads(one) for one in self._found]
+        return findings(rounds, self.samples, _suspects(), _contents(self._dataset))
+
+    def close(self) -> None:
+        """Trace no longer."""
+        if self._own:
+            tracemalloc.stop()
+        self._own = False
 
 
-def _look() -> Round:
+def _look(dataset: object) -> Round:
     gc.collect()
     trim()
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]
     private = 0 if size is None else size.private - tracemalloc.get_tracemalloc_memory()
     lines: Counter[tuple[str, int]] = Counter()
-    for statistic in tracemalloc.take_snapshot().statistics("traceback"):
+    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, __file__)])
+    for statistic in snapshot.statistics("traceback"):
         lines[_users_line(statistic.traceback)] += statistic.size
-    return Round(lines, _types(), private, traced)
+    lengths = {name: _length(one) for name, one in _containers(dataset)}
+    return Round(lines, _types(), private, traced, lengths)
 
 
 def _types() -> dict[str, int]:
@@ -143,6 +206,60 @@ def _types() -> dict[str, int]:
             for held in itertools.filterfalse(gc.is_tracked, gc.get_referents(one)):
                 marks[type(held)].append(None)
     return {_name(kind): len(each) for kind, each in marks.items()}
+
+
+# -- containers -----------------------------------------------------------------------------
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+def _containers(dataset: object) -> Iterator[tuple[str, Any]]:
+    """Those that are a global of one of the user's modules, or an attribute of the dataset."""
+    modules: dict[str, object] = dict(sys.modules)
+    for name, module in modules.items():
+        if not isinstance(module, ModuleType):
+            continue
+        names = object.__getattribute__(module, "__dict__")  # a lazy one is not to be loaded now
+        file = names.get("__file__")
+        if isinstance(file, str) and not file.startswith(_NOT_THE_USERS):
+            yield from _of(names, name)
+    yield from _of(getattr(dataset, "__dict__", {}), type(dataset).__name__)
+
+
+def _of(names: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    for name, value in list(names.items()):
+        if isinstance(value, _CONTAINERS) and not name.startswith("__"):
+            yield f"{where}.{name}", value
+
+
+def _length(container: Any) -> int:
+    """Its length as Python knows it, whatever a subclass of the user's makes of that."""
+    base = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+    return base.__len__(container)
+
+
+def _contents(dataset: object) -> dict[str, str]:
+    """Containers by name, with the types of what was put in last. Only the end is touched: whoever
+    looks at everything in a long list that was inherited copies it."""
+    return {name: f"{name} ({_describe(one)})" for name, one in _containers(dataset)}
+
+
+def _describe(container: Any) -> str:
+    values: Iterator[Any]
+    if isinstance(container, dict):
+        values = (dict.__getitem__(container, key) for key in dict.__reversed__(container))
+    elif isinstance(container, list):
+        values = list.__reversed__(container)
+    elif isinstance(container, deque):
+        values = deque.__reversed__(container)
+    else:
+        values = set.__iter__(container)
+    try:
+        kinds = Counter(_name(type(one)) for one in itertools.islice(values, SHOWN))
+    except RuntimeError:
+        return f"{type(container).__name__} that another thread is changing"
+    most = ", ".join(kind for kind, _ in kinds.most_common(2))
+    return f"{type(container).__name__} of {most or 'nothing'}"
 
 
 def _name(kind: type) -> str:
@@ -167,7 +284,7 @@ def _users_line(traceback: tracemalloc.Traceback) -> tuple[str, int]:
     return frames[-1].filename, frames[-1].lineno
 
 
-def suspects() -> list[str]:
+def _suspects() -> list[str]:
     """Packages that have brought native code, without those that torch brings anyway."""
     found = set()
     for name, module in list(sys.modules.items()):

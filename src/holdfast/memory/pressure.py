@@ -28,6 +28,8 @@ FURTHER_AWAY: Final = 0.10  # where one kill takes everybody
 BACK: Final = 0.05  # below a threshold, before a level is left
 SLOWLY: Final = 5.0  # seconds for each level on the way down
 AFTER_A_DEATH: Final = 30.0  # seconds of one batch at a time
+LOOKS_LEFT: Final = 8  # before the end, at the speed at which memory is being used up
+SHORTEST: Final = 0.02  # seconds between two looks
 
 
 class Pressure:
@@ -67,11 +69,15 @@ class Pressure:
         """Of memory."""
         self._careful_until = now + AFTER_A_DEATH
 
-    def interval(self, fill: float) -> float:
-        """Seconds until the next look."""
+    def interval(self, fill: float, seconds_left: float | None = None) -> float:
+        """Seconds until the next look; `seconds_left` until the end, if it goes on as it does."""
         left = self.thresholds[0] - fill
         if left > 0.3:
-            return 5.0
-        if left > 0.15:
-            return 1.0
-        return 0.3 if left > 0 else 0.1
+            pause = 5.0
+        elif left > 0.15:
+            pause = 1.0
+        else:
+            pause = 0.3 if left > 0 else 0.1
+        if seconds_left is None:
+            return pause
+        return min(pause, max(SHORTEST, seconds_left / LOOKS_LEFT))

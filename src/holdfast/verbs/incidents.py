@@ -45,7 +45,7 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
         click.echo(json.dumps(asdict(story), indent=2))
     else:
         tell(terminal.console(), story, stacks)
-    sys.exit(1 if story.incidents or story.bad_samples else 0)
+    sys.exit(1 if story.incidents or story.bad_samples or story.leaks else 0)
 
 
 def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
@@ -59,10 +59,13 @@ def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
         )
     events = [("incident", one) for one in story.incidents]
     events += [("sample", one) for one in story.bad_samples]
+    events += [("leak", one) for one in story.leaks]
     for kind, record in sorted(events, key=lambda event: float(event[1].get("time") or 0)):
         rank = f"rank {record['rank']}: " if len(story.runs) > 1 else ""
         if kind == "incident":
             _incident(out, record, rank, stacks)
+        elif kind == "leak":
+            out.print(Text(f"{_when(record)}  {rank}{record.get('text', 'a leak')}"))
         else:
             name = record.get("name") or record.get("index")
             words = [str(record.get(part)) for part in ("error", "message") if record.get(part)]
@@ -95,12 +98,13 @@ def _summary(out: Console, story: logbook.Story) -> None:
             f"{story.damaged} damaged {what} left out: torn, as when a writer is killed in the "
             "middle, or no record of a logbook."
         )
-    if not story.incidents and not story.bad_samples:
+    if not (story.incidents or story.bad_samples or story.leaks):
         whole = "Nothing went wrong."
         out.print("What is left tells of nothing that went wrong." if story.damaged else whole)
         return
     causes = Counter(str(one.get("cause")) for one in story.incidents)
-    out.print(f"{len(story.incidents)} incidents, {len(story.bad_samples)} bad samples.")
+    leak = ", a leak" if story.leaks else ""
+    out.print(f"{len(story.incidents)} incidents, {len(story.bad_samples)} bad samples{leak}.")
     for cause, count in causes.most_common():
         title = CATALOGUE[cause].title if cause in CATALOGUE else "for an unknown reason"
         out.print(f"  {count} × {cause}: a worker {title}")

@@ -86,6 +86,9 @@ def tell(out: Console, found: Findings, rounds: int) -> None:
     for one in found.lines:
         line = Text(f"{in_words(round(one.per_round / found.samples))} per sample  ", "bold")
         out.print(line.append(f"{one.name}", ""))
+    for one in found.containers:
+        gets = f"{one.per_round / found.samples:.2f} more per sample  {one.name}"
+        out.print(Text(gets))
     if found.types:
         out.print("More and more objects of these types:")
         for one in found.types:

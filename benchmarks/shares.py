@@ -1,0 +1,147 @@
+"""Why "auto" takes the shares it takes: runs with other shares, on machines of two sizes.
+
+    python -m benchmarks.shares --write docs/memory-limits.md
+
+A machine is a control group with so much room beyond what the trainer needs at rest. There are
+three questions:
+
+- batches in flight (`budget.AUTO_SHARE`): samples of a hundredth of the room, prefetched as far as
+  the budget lets them. How full does the machine get, and does it cost time?
+- workers that leak (`ladder.WORKERS_SHARE`): how full does it get, and how often are they replaced?
+- both at once, with our shares: each of them reckons with what the other has left free.
+
+What must not happen is a kill; what should not happen is that the machine is full, because the
+trainer grows too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+import holdfast
+from benchmarks.page import put
+from holdfast.memory import budget, ladder
+from tests.shortage.runs import rest, run
+from tests.support.groups import MemoryGroup, memory_group
+
+MIB = 1 << 20
+MACHINES = (256 * MIB, 1024 * MIB)  # of room
+SHARES = {
+    "in flight": (0.15, 0.3, 0.5),
+    "workers": (0.25, 0.5, 0.8),
+    "both": (budget.AUTO_SHARE,),
+}
+WORKERS = 2
+_kept: list[Any] = []
+
+
+class Samples(Dataset[Any]):
+    """As large as is asked for; and as much is left behind."""
+
+    def __init__(self, nbytes: int, leaks: int) -> None:
+        self.nbytes, self.leaks = nbytes, leaks
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.leaks:
+            _kept.append(np.ones(self.leaks, np.uint8))
+        return torch.full((self.nbytes,), index % 251, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    what: str
+    room: int
+    share: float
+    full: float  # the part of the room that was in use at the most
+    kills: int
+    replaced: int
+    seconds: float
+    finished: bool
+
+
+def measure(what: str, room: int, share: float) -> Outcome:
+    base = rest("Leaking")
+    with memory_group(base + room) as group:
+        place = [str(group.path), str(group.version)]
+        command = ["-m", "benchmarks.shares", "--one", what, str(room), str(share), *place]
+        done = run(command, group)
+    if done.returncode:
+        return Outcome(what, room, share, 1.0, done.kills, 0, 0.0, False)
+    told = json.loads(done.stdout)
+    full = (told["used"] - base) / room
+    return Outcome(what, room, share, full, done.kills, told["recycled"], told["seconds"], True)
+
+
+def train(what: str, room: int, share: float, group: MemoryGroup) -> dict[str, Any]:
+    """In the group: with that share in place of ours."""
+    if what == "in flight":
+        budget.AUTO_SHARE = share  # type: ignore[misc]
+        dataset = Samples(room // 100, 0)
+    elif what == "both":
+        dataset = Samples(room // 100, room // 100)
+    else:
+        ladder.WORKERS_SHARE = share  # type: ignore[misc]
+        dataset = Samples(1000, room // 100)
+    loader = holdfast.DataLoader(dataset, batch_size=4, num_workers=WORKERS, prefetch_factor=16)
+    most, began = 0, time.perf_counter()
+    for _ in loader:
+        time.sleep(0.01)  # a step
+        most = max(most, group.used())
+    seconds = time.perf_counter() - began
+    return {"used": most, "seconds": seconds, "recycled": loader.stats()["recycled"]}
+
+
+def table(found: Sequence[Outcome]) -> str:
+    ours = {"in flight": budget.AUTO_SHARE, "workers": ladder.WORKERS_SHARE}
+    both = f"{budget.AUTO_SHARE:.0%}, {ladder.WORKERS_SHARE:.0%}"
+    lines = [
+        "| share for | room | share | most in use | kills | replaced | seconds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in found:
+        share = both if one.what == "both" else f"{one.share:.0%}"
+        if ours.get(one.what, one.share) == one.share:
+            share = f"**{share}**"
+        cells = [one.what, f"{one.room >> 20} MiB", share]
+        cells += [f"{one.full:.0%}", str(one.kills), str(one.replaced), f"{one.seconds:.1f}"]
+        lines.append(
+            f"| {' | '.join(cells if one.finished else [*cells[:3], 'lost', *cells[4:]])} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shares", description=__doc__)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        what, room, share, path, version = asked.one
+        group = MemoryGroup(Path(path), int(version))
+        print(json.dumps(train(what, int(room), float(share), group)))
+        return
+    found = []
+    for what, shares in SHARES.items():
+        for room in MACHINES:
+            for share in shares:
+                found.append(measure(what, room, share))
+                print(found[-1], flush=True)
+    if asked.write is not None:
+        put(asked.write, "shares", table(found))
+
+
+if __name__ == "__main__":
+    main()

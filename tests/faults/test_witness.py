@@ -1,0 +1,45 @@
+"""The witness of bytes in flight: a budget that is not kept is found out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.faults.checker import play, seeded
+from tests.faults.scenario import arguments, check_budget, wait_until_idle, witness_of
+from tests.faults.table import Case
+from tests.support.processes import eventually
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(60, method="thread")]
+
+
+@pytest.mark.parametrize("kind", ["map", "map, large", "iterable"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loader_without_a_budget_is_found_out(kind: str, workers: int, tmp_path: Path) -> None:
+    """Or no row would prove anything. By the count of samples alone, and by what it says itself."""
+    case = Case("SIGKILL", "sample", kind=kind, workers=workers)
+    witness = witness_of(case, tmp_path)
+
+    def make() -> Any:
+        seeded()
+        return holdfast.DataLoader(**arguments(case, witness=witness), memory_budget=None)
+
+    def interfere(iterator: Any, epoch: int, number: int) -> None:
+        if number == 1:
+            wait_until_idle(iterator)
+            looks = witness.seen.looks
+            assert eventually(lambda: witness.seen.looks > looks + 1)
+
+    history = play(make, interfere=interfere, witness=witness)
+    assert history.seen is not None
+    said = history.seen.said
+    history.seen = replace(history.seen, said=0)
+    with pytest.raises(AssertionError, match=r"I6: .* in flight, .* are allowed: samples"):
+        check_budget(case, history)
+    history.seen = replace(history.seen, said=said, most=0, most_inside=0)
+    with pytest.raises(AssertionError, match="I6: the loader says"):
+        check_budget(case, history)
