@@ -11,16 +11,14 @@ taken off. If more workers died than were counted, nobody can say which of them 
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from holdfast.autopsy import thread_notes
+from holdfast.autopsy.blackbox import Size
 from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, signal_name
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import Machine
@@ -33,7 +31,6 @@ INTERVAL = 5.0  # seconds between two looks
 _MINUTE = 12  # looks that are remembered
 _SETTLED = 2.0  # seconds
 _GLANCE = 0.05  # seconds over which CPU time is compared
-_TAIL = 4096  # bytes of standard error
 _FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
 
@@ -61,6 +58,7 @@ class _Patient:
     groups: tuple[cgroup.Group, ...]
     since: float = field(default_factory=time.monotonic)
     resident: int | None = None
+    looked: float = 0.0
     activity: process.Activity | None = None  # before we killed it
     busy: bool | None = None
     sent: bool = False  # the user had it killed, through us
@@ -87,7 +85,6 @@ class Coroner:
         self._machine: Machine | None = None
         self._threads = process.threads("self", self.roots)
         self._own_groups = cgroup.groups("self", "memory", self.roots)
-        self._stderr = _stderr_size()
         refused = cgroup.confinement("self", self.roots).pids_refused
         self._refused = refused or 0
         self._counters.append(self._count(time.monotonic()))
@@ -128,7 +125,7 @@ class Coroner:
             size = process.size(patient.pid, self.roots)
             if size is None:
                 continue
-            patient.resident = size.resident
+            patient.resident, patient.looked = size.resident, now
             groups = cgroup.groups(patient.pid, "memory", self.roots)
             if groups and groups != patient.groups:
                 patient.groups = groups
@@ -169,9 +166,13 @@ class Coroner:
         exitcode: int | None,
         stack: str,
         errno: int | None = None,
+        size: Size | None = None,
         **known: Any,
     ) -> Examination:
-        """The verdict on a death, stall or failed start; `known` is what the pool knows of it."""
+        """The verdict on a death, stall or failed start; `known` is what the pool knows of it.
+
+        `size` is what the worker itself noted in its black box, more often than we look.
+        """
         patient = self._patients.pop(worker, None)
         notes, stack = thread_notes.split(stack)
         stalled = kind in ("stalled", "unkillable")
@@ -198,15 +199,20 @@ class Coroner:
                 evidence,
                 activity=patient.activity,
                 busy=patient.busy,
-                worker_bytes=patient.resident,
                 cpu_seconds=patient.cpu,
                 cpu_limit=patient.cpu_limit,
+            )
+            if size is None or size.at < patient.looked:
+                evidence = replace(evidence, worker_bytes=patient.resident)
+        if size is not None and evidence.worker_bytes is None:
+            evidence = replace(
+                evidence,
+                worker_bytes=size.resident,
+                worker_private=max(0, size.resident - size.shared),
             )
         evidence = self._surroundings(evidence)
         if signal in _FROM_KERNEL and not ours:
             evidence = self._ask_kernel(evidence, patient)
-        if signal == "SIGABRT" and not ours:
-            evidence = replace(evidence, stderr=self._last_words())
         verdict = judge(evidence, self._here(), self.workers)
         if verdict.cause == "oom-killed":
             self._explained.append(time.monotonic())
@@ -304,33 +310,7 @@ class Coroner:
             None if machine is None else machine.swap_free,
         )
 
-    def _last_words(self) -> str | None:
-        """What was written to standard error since we last read it, if that is a file.
-
-        A pipe or a terminal gives nothing back, and to put ourselves between would change what
-        the user sees. Batch systems write files.
-        """
-        size = _stderr_size()
-        if size is None:
-            return None
-        start = max(self._stderr or 0, size - _TAIL)
-        self._stderr = size
-        try:
-            with Path("/proc/self/fd/2").open("rb") as file:
-                file.seek(start)
-                return file.read(_TAIL).decode(errors="replace")
-        except OSError:
-            return None  # we may write it and not read it
-
     def _here(self) -> Machine:
         if self._machine is None:
             self._machine = Machine.look(self.roots)
         return self._machine
-
-
-def _stderr_size() -> int | None:
-    try:
-        found = os.fstat(2)
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None

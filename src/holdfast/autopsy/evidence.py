@@ -69,7 +69,7 @@ class Evidence:
     busy: bool | None = None  # whether its CPU time went up meanwhile
     # What it left.
     stack: str = ""
-    stderr: str | None = None  # its end; None: it could not be read
+    stderr: str | None = None  # the end of what it wrote there; None: nobody listened
     thread_notes: tuple[str, ...] = ()
     # What the system says.
     kills: Kills = Kills()
@@ -77,7 +77,8 @@ class Evidence:
     kernel_readable: bool = False
     kernel_victims: tuple[int, ...] = ()  # pids the kernel's log says it killed for memory
     memory: tuple[MemorySample, ...] = ()  # oldest first
-    worker_bytes: int | None = None  # its own, when last seen
+    worker_bytes: int | None = None  # its own, when last measured
+    worker_private: int | None = None  # of these not shared with others
     shm: Fill | None = None
     descriptors: int | None = None
     descriptor_limit: int | None = None

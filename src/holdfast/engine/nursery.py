@@ -10,9 +10,9 @@ wrote, in its own process, so nothing the user's modules start can be lost in a 
 
 It has one thread, one loop and one wait: its orders (a socket), its trainer (a pidfd, which neither
 other holders of a socket nor the end of the thread that started us can fool), and its children
-(pidfds). It dies with the trainer and takes the workers along; if it is killed itself, the kernel
-kills them. It is the only one that signals or reaps workers, so no signal can hit a stranger who
-got a dead worker's pid.
+(pidfds) with what they write to standard error (see `tee.py`). It dies with the trainer and takes
+the workers along; if it is killed itself, the kernel kills them. It is the only one that signals or
+reaps workers, so no signal can hit a stranger who got a dead worker's pid.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from typing import Any
 
 from holdfast.engine import interrupts
 from holdfast.engine.lifeline import ARM, arm
+from holdfast.engine.tee import Tee
 from holdfast.memory import codec, threads
 
 __all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_payload"]
@@ -101,7 +102,7 @@ class Nursery:
         self.closed = False
 
     @classmethod
-    def fork(cls, nurse: Callable[[_Nurse], None], lifeline: int) -> Nursery:
+    def fork(cls, nurse: Callable[[_Nurse], None], blackboxes: int, lifeline: int) -> Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
         ours, theirs = _socketpair()
         trainer = os.pidfd_open(os.getpid())
@@ -120,7 +121,7 @@ class Nursery:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     ours.close()
                     gc.freeze()
-                    nurse(_Nurse(theirs, trainer, lifeline))
+                    nurse(_Nurse(theirs, trainer, blackboxes, lifeline))
                     status = 0
                 except BaseException:
                     sys.excepthook(*sys.exc_info())
@@ -249,7 +250,9 @@ class Nursery:
 class _Nurse:
     """The loop inside the nursery."""
 
-    def __init__(self, control: socket.socket, trainer: int, lifeline: int) -> None:
+    def __init__(
+        self, control: socket.socket, trainer: int, blackboxes: int, lifeline: int, *others: int
+    ) -> None:
         self.control = control
         self.trainer = trainer
         self.lifeline = lifeline
@@ -258,6 +261,10 @@ class _Nurse:
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(trainer, select.POLLIN)
+        taken = (control.fileno(), trainer, blackboxes, lifeline, *others)
+        self.tee = Tee(self.poll, blackboxes, taken)
+        # A reader of the user's standard error that goes away is no reason for us to.
+        self.sigpipe = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         self.deadline: float | None = None
         self.killed = False
 
@@ -267,19 +274,25 @@ class _Nurse:
         while True:
             for fd, _ in self.poll.poll(self._timeout()):
                 if fd == self.trainer:
-                    self._signal_all()
+                    self._abandon_all()
                     return
                 if fd in self.children:
                     self._bury(fd)
+                elif self.tee.owns(fd):
+                    self.tee.serve(fd)
+                elif fd != self.control.fileno():
+                    continue  # closed by what we dealt with a moment ago
                 elif not self._obey(deliver):
-                    self._signal_all()
+                    self._abandon_all()
                     return
             if self.deadline is not None:
                 if not self.children:
+                    self.tee.finish()
                     return
                 if time.monotonic() >= self.deadline:
-                    if self.killed:
-                        return  # something even SIGKILL does not end; the kernel has it noted
+                    if self.killed:  # something even SIGKILL does not end; the kernel has it noted
+                        self.tee.finish()
+                        return
                     self._signal_all()
                     self.killed = True
                     self.deadline = time.monotonic() + 0.5
@@ -322,6 +335,9 @@ class _Nurse:
     ) -> None:
         channel, arena = fds
         nursery = os.getpid()
+        words = self.tee.open(worker)
+        if words is not None:
+            fds = [*fds, words]
         try:
             pid = os.fork()
         except OSError as error:
@@ -336,6 +352,8 @@ class _Nurse:
                 os.close(self.trainer)
                 for pidfd in self.children:
                     os.close(pidfd)
+                self.tee.in_worker(words)
+                signal.signal(signal.SIGPIPE, self.sigpipe or signal.SIG_DFL)
                 status = _bootstrap(
                     worker, self.trainer_pid, lambda: deliver(setup, channel, arena, nursery)
                 )
@@ -349,11 +367,15 @@ class _Nurse:
         self._report(Born(worker, generation, pid))
 
     def _bury(self, pidfd: int) -> None:
-        pid, worker, generation = self.children.pop(pidfd)
-        self.poll.unregister(pidfd)
+        pid, worker, generation = self.children[pidfd]
         limit = _cpu_limit(pid)  # which the dead have until they are reaped
-        _, status, usage = os.wait4(pid, 0)
+        reaped, status, usage = os.wait4(pid, os.WNOHANG)
+        if not reaped:
+            return  # the event was for a descriptor that had this number a moment ago
+        del self.children[pidfd]
+        self.poll.unregister(pidfd)
         os.close(pidfd)
+        self.tee.emptied(worker)
         cpu = usage.ru_utime + usage.ru_stime
         self._report(Died(worker, generation, pid, status, cpu, limit))
 
@@ -365,6 +387,11 @@ class _Nurse:
                         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
                 signal.pidfd_send_signal(pidfd, number)
         self._report(Signalled(worker, generation, number))
+
+    def _abandon_all(self) -> None:
+        """Nobody is there any more to close the pool."""
+        self._signal_all()
+        self.tee.empty()
 
     def _signal_all(self) -> None:
         for pidfd in self.children:
@@ -534,7 +561,7 @@ def serve_spawned(
         gc.collect()
         gc.freeze()
         with socket.socket(fileno=control) as line:
-            _Nurse(line, trainer, lifeline).serve(deliver)
+            _Nurse(line, trainer, blackboxes, lifeline, payload).serve(deliver)
         status = 0
     finally:
         os._exit(status)

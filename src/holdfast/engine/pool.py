@@ -781,6 +781,7 @@ class Pool:
         place, machine = self._places[worker], self.machine
         note = self._boxes.note(worker)
         stack = tidy(self._boxes.take_dump(worker))
+        left = {"stderr": self._boxes.words(worker), "size": self._boxes.size(worker)}
         pid, ready = place.pid, machine.ready(worker)
         head = machine.head(worker)
         batch = head.number if head is not None else note.task
@@ -828,7 +829,7 @@ class Pool:
             time=time.time(),
         )
         try:
-            incident = self._examine(incident, errno=errno, ready=ready)
+            incident = self._examine(incident, errno=errno, ready=ready, **left)
             self._on_incident(incident)
         except Exception:  # the worker is replaced already; why it died is not worth the run
             log.exception("the examination of a death failed; the run goes on")
@@ -840,7 +841,7 @@ class Pool:
         self._explained.add(incident.cause)
         log.warning("%s", incident if known else incident.report())
 
-    def _examine(self, incident: Incident, *, errno: int | None, ready: bool) -> Incident:
+    def _examine(self, incident: Incident, **known: Any) -> Incident:
         """The incident, with its cause."""
         found = self._coroner.examine(
             incident.worker_id,
@@ -848,11 +849,10 @@ class Pool:
             signal=incident.signal,
             exitcode=incident.exitcode,
             stack=incident.stack,
-            errno=errno,
             step=incident.step,
             batch=incident.batch,
             sample=incident.sample,
-            ready=ready,
+            **known,
         )
         sample, dataset = incident.sample, self._blueprint.dataset
         return dataclasses.replace(
@@ -1058,7 +1058,7 @@ class Pool:
         if self._payload is not None:
             nursery = Nursery.spawn(self._payload, self._boxes.fd, self._lifeline.reading)
         else:
-            nursery = Nursery.fork(self._nurse, self._lifeline.reading)
+            nursery = Nursery.fork(self._nurse, self._boxes.fd, self._lifeline.reading)
         self._poll.register(nursery.control, select.POLLIN)
         self._poll.register(nursery.pidfd, select.POLLIN)
         return nursery
