@@ -95,18 +95,19 @@ def tell_about_the_terminal() -> None:
 
 
 class Talker:
-    """Sample 1 does `act`, once."""
+    """Sample 2i+1 does the i-th of `acts`, once."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
-        self.act = act
+    def __init__(self, *acts: Callable[[], None]) -> None:
+        self.acts = acts
 
     def __len__(self) -> int:
-        return 4
+        return 2 * len(self.acts) + 2
 
     def __getitem__(self, index: int) -> int:
-        if index == 1 and not os.path.exists("struck"):
-            Path("struck").touch()
-            self.act()
+        which, odd = divmod(index, 2)
+        if odd and which < len(self.acts) and not os.path.exists(f"struck-{which}"):
+            Path(f"struck-{which}").touch()
+            self.acts[which]()
         return index
 
 
@@ -211,17 +212,23 @@ LAST_WORDS = {
     "C": (write_natively_and_die, "written in C\n", "abort"),
     "glibc": (free_what_is_not_allocated, "free(): invalid pointer\n", "abort"),
     "C++": (throw_in_cpp, "std::bad_alloc", "allocation-failed"),
+    "nothing": (lambda: os.kill(os.getpid(), signal.SIGKILL), "", "killed-from-outside"),
 }
 
 
-@pytest.mark.parametrize("name", LAST_WORDS)
-def test_last_words_reach_the_user_and_the_evidence(name: str, tmp_path: Path) -> None:
-    act, words, cause = LAST_WORDS[name]
-    found, (incident,) = through_a_pipe(tmp_path, lambda: load(Talker(act)))
-    assert words in found.decode()
-    assert found.index(words.encode()) < found.index(b"worker 1 (pid")  # the log's line of it
-    assert words in incident["evidence"]["stderr"]
-    assert (incident["cause"], incident["sample"]) == (cause, 1)
+def test_last_words_reach_the_user_and_the_evidence(tmp_path: Path) -> None:
+    acts = [act for act, _, _ in LAST_WORDS.values()]
+    found, incidents = through_a_pipe(tmp_path, lambda: load(Talker(*acts)))
+    by_sample = {incident["sample"]: incident for incident in incidents}
+    for number, (name, (_, words, cause)) in enumerate(LAST_WORDS.items()):
+        incident = by_sample[2 * number + 1]
+        assert words in found.decode(), name
+        logged = f"worker 1 (pid {incident['pid']})".encode()
+        assert found.index(words.encode()) < found.index(logged), name
+        assert words in incident["evidence"]["stderr"], name
+        others = {said for _, said, _ in LAST_WORDS.values()} - {words, ""}
+        assert not [said for said in others if said in incident["evidence"]["stderr"]], name
+        assert incident["cause"] == cause, name
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -243,13 +250,6 @@ def test_ten_megabytes_arrive_whole_and_a_few_kilobytes_are_kept(tmp_path: Path)
     assert all(len(line) == 99 for line in kept.splitlines())
 
 
-def test_a_worker_that_says_nothing_has_said_nothing(tmp_path: Path) -> None:
-    _, (incident,) = through_a_pipe(
-        tmp_path, lambda: load(Talker(lambda: os.kill(os.getpid(), signal.SIGKILL)))
-    )
-    assert incident["evidence"]["stderr"] == ""
-
-
 @contextlib.contextmanager
 def opened(path: str | Path, flags: int) -> Iterator[int]:
     fd = os.open(path, flags, 0o600)
@@ -268,7 +268,7 @@ def test_a_file_is_written_in_order_and_devnull_hides_nothing_from_us(tmp_path: 
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines[:2] == ["before", "printed by Python"]
     assert lines[-1] == "after"
-    (tmp_path / "struck").unlink()
+    (tmp_path / "struck-0").unlink()
     with opened(os.devnull, os.O_WRONLY) as nowhere:
         trainer = train(tmp_path, nowhere, lambda: load(Talker(print_and_die)))
         assert trainer.ended() == 0, (tmp_path / "trouble").read_text()
