@@ -121,7 +121,10 @@ def test_a_process_is_read_whatever_its_name_is(tree: Tree) -> None:
     assert size is not None
     assert (size.resident, size.private) == (1000 * PAGE, 750 * PAGE)
     assert process.threads(7, tree.roots) == 3
-    assert process.pending_signals(7, tree.roots) == {15}
+    tree.process(8, pending=1 << 14, caught=0xE8)
+    assert process.pending_signals(8, tree.roots) == {15}
+    assert process.caught_signals(8, tree.roots) == {4, 6, 7, 8}
+    assert process.pending_signals(7, tree.roots) == process.caught_signals(7, tree.roots) == set()
     assert process.limits(7, tree.roots) == process.Limits((1024, 4096), (1000, None))
 
 
@@ -190,6 +193,7 @@ def test_without_any_of_it_every_reader_says_nothing_and_none_fails(tmp_path: Pa
     assert process.threads(1, nowhere) is None
     assert process.limits(1, nowhere) is None
     assert process.pending_signals(1, nowhere) == frozenset()
+    assert process.caught_signals(1, nowhere) is None
     assert process.is_dead(1, nowhere) is None
     assert kernel_log.read(nowhere) is None
     assert filesystem.fill(nowhere.shm) is None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import logging
 import os
 import pty
@@ -20,15 +19,14 @@ import subprocess
 import sys
 import termios
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
+from tests.autopsy.trainers import train
 from tests.support.processes import alive, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
@@ -123,55 +121,7 @@ def load(dataset: Any, method: str = "fork", **options: Any) -> Any:
     return loader
 
 
-# -- a trainer with another standard error -------------------------------------------------
-
-
-@dataclass
-class Trainer:
-    pid: int
-    folder: Path
-
-    def ended(self, seconds: float = 60.0) -> int:
-        status: list[int] = []
-
-        def gone() -> bool:
-            pid, code = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                status.append(code)
-            return bool(pid)
-
-        assert eventually(gone, seconds), "the trainer did not end"
-        return os.waitstatus_to_exitcode(status[0])
-
-    def told(self) -> list[dict[str, Any]]:
-        """Its incidents."""
-        return json.loads((self.folder / "incidents.json").read_text())  # type: ignore[no-any-return]
-
-
-def train(folder: Path, error: int | None, body: Callable[[], Any]) -> Trainer:
-    """Fork a trainer whose standard error is `error` (None: closed); `body` returns its loader."""
-    pid = os.fork()
-    if pid:
-        return Trainer(pid, folder)
-    status = 1
-    try:
-        os.chdir(folder)
-        with Path("trouble").open("w") as trouble:
-            try:
-                sys.stderr = sys.__stderr__
-                logging.getLogger().handlers.clear()  # pytest's; what is left writes to stderr
-                if error is None:
-                    os.close(2)
-                    sys.stderr = sys.__stderr__ = None  # type: ignore[assignment,misc]
-                else:
-                    os.dup2(error, 2)
-                incidents = [one.to_json() for one in body().incidents]
-                Path("incidents.json").write_text(json.dumps(incidents, default=repr))
-                status = 0
-            except BaseException:
-                traceback.print_exc(file=trouble)
-    finally:
-        os._exit(status)
+# -- reading the other end -----------------------------------------------------------------
 
 
 def collect(fd: int, seconds: float = 60.0, enough: bytes | None = None) -> bytes:

@@ -21,6 +21,10 @@ from holdfast.autopsy.verdict import judge
 FULL, ROOMY, SMALL = Fill(64 << 20, 0), Fill(24 << 30, 23 << 30), Fill(64 << 20, 60 << 20)
 STILL = Kills(group=0, machine=0)
 NAMED = "Memory cgroup out of memory: Killed process 7 (python) total-vm:1kB"
+AT_NULL = "python[7]: segfault at 0 ip 00007f628af23219 sp 00007ffd78d46b88 error 4 in libc.so.6"
+BY_THE_STACK = (
+    "python[7]: segfault at 7ffd78d46ff8 ip 00007f628af2 sp 00007ffd78d47000 error 6 in x"
+)
 FRAME = '  File "/home/me/data.py", line 3 in __getitem__\n'
 CV2 = '  File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize\n' + FRAME
 MEMMAP = '  File "/lib/numpy/_core/memmap.py", line 3 in __getitem__\n' + FRAME
@@ -71,6 +75,10 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     # -- crashes
     ("segfault with a stack", died("SIGSEGV", stack=FRAME), "native-segv", "high"),
     ("segfault without", died("SIGSEGV"), "native-segv", "medium"),
+    ("segfault without, though a handler was there", died("SIGSEGV", handlers=True), "stack-overflow", "medium"),
+    ("segfault without, its handler replaced", died("SIGSEGV", handlers=False), "native-segv", "medium"),
+    ("segfault without, and the kernel says where", died("SIGSEGV", handlers=True, kernel_lines=(AT_NULL,)), "native-segv", "medium"),
+    ("segfault by the stack pointer", died("SIGSEGV", handlers=False, kernel_lines=(BY_THE_STACK,)), "stack-overflow", "medium"),
     ("endless recursion", died("SIGSEGV", stack=FRAME * 60), "stack-overflow", "medium"),
     ("SIGFPE", died("SIGFPE", stack=FRAME), "native-segv", "high"),
     ("SIGILL", died("SIGILL", stack=FRAME), "illegal-instruction", "high"),
@@ -86,6 +94,14 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("SIGTRAP", died("SIGTRAP"), "macos-trap", "low"),
     # -- told to stop
     ("SIGTERM for all", died("SIGTERM", group_signal="SIGTERM"), "group-sigterm", "high"),
+    ("SIGTERM for all, a moment ago", died("SIGTERM", group_signal="SIGTERM", group_signal_ago=0.1), "group-sigterm", "high"),
+    ("SIGTERM for all, a minute ago", died("SIGTERM", group_signal="SIGTERM", group_signal_ago=60.0), "killed-from-outside", "medium"),
+    ("SIGHUP after SIGTERM for all", died("SIGHUP", group_signal="SIGTERM", group_signal_ago=0.1), "group-sigterm", "medium"),
+    ("SIGKILL half a minute after SIGTERM for all", killed(kills=STILL, group_signal="SIGTERM", group_signal_ago=30.0), "group-sigterm", "medium"),
+    ("SIGKILL after Ctrl-C", killed(kills=STILL, group_signal="SIGINT", group_signal_ago=30.0), "killed-from-outside", "medium"),
+    ("an oom kill after SIGTERM for all", killed(kills=Kills(1, "/g", 1), group_signal="SIGTERM", group_signal_ago=30.0), "oom-killed", "high"),
+    ("exit after Ctrl-C", Evidence(exitcode=1, ready=True, group_signal="SIGINT", group_signal_ago=0.1), "ctrl-c-flood", "medium"),
+    ("exit long after Ctrl-C", Evidence(exitcode=1, ready=True, group_signal="SIGINT", group_signal_ago=60.0), "exited-by-itself", "high"),
     ("SIGTERM for one", died("SIGTERM"), "killed-from-outside", "medium"),
     ("SIGTERM for several", died("SIGTERM", siblings=2), "group-sigterm", "medium"),
     ("Ctrl-C", died("SIGINT", group_signal="SIGINT"), "ctrl-c-flood", "high"),

@@ -11,10 +11,13 @@ taken off. If more workers died than were counted, nobody can say which of them 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from holdfast.autopsy import thread_notes
@@ -33,6 +36,8 @@ _SETTLED = 2.0  # seconds
 _GLANCE = 0.05  # seconds over which CPU time is compared
 _FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
+_NO_SIGNALS: Mapping[int, float] = MappingProxyType({})
+_PATIENCE = 120.0  # seconds a batch system may take from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class _Patient:
     sent: bool = False  # the user had it killed, through us
     cpu: float | None = None  # seconds, when it was reaped
     cpu_limit: float | None = None
+    handlers: bool | None = None
+    group: Mapping[int, float] = field(default_factory=dict)  # signals sent to all, and when
 
 
 @dataclass
@@ -149,11 +156,20 @@ class Coroner:
         if before is not None and patient.activity is not None:
             patient.busy = patient.activity.ticks > before.ticks
 
-    def reaped(self, worker: int, *, cpu: float, cpu_limit: float | None) -> None:
+    def reaped(
+        self,
+        worker: int,
+        *,
+        cpu: float,
+        cpu_limit: float | None,
+        handlers: bool | None = None,
+        group: Mapping[int, float] = _NO_SIGNALS,
+    ) -> None:
         """What only the process that reaps a worker can know of it."""
-        if worker in self._patients:
-            self._patients[worker].cpu = cpu
-            self._patients[worker].cpu_limit = cpu_limit
+        patient = self._patients.get(worker)
+        if patient is not None:
+            patient.cpu, patient.cpu_limit = cpu, cpu_limit
+            patient.handlers, patient.group = handlers, group
 
     # -- when one is dead ------------------------------------------------------------------
 
@@ -201,6 +217,7 @@ class Coroner:
                 busy=patient.busy,
                 cpu_seconds=patient.cpu,
                 cpu_limit=patient.cpu_limit,
+                handlers=patient.handlers,
             )
             if size is None or size.at < patient.looked:
                 evidence = replace(evidence, worker_bytes=patient.resident)
@@ -210,7 +227,7 @@ class Coroner:
                 worker_bytes=size.resident,
                 worker_private=max(0, size.resident - size.shared),
             )
-        evidence = self._surroundings(evidence)
+        evidence = self._signals(self._surroundings(evidence), patient)
         if signal in _FROM_KERNEL and not ours:
             evidence = self._ask_kernel(evidence, patient)
         verdict = judge(evidence, self._here(), self.workers)
@@ -221,8 +238,6 @@ class Coroner:
     def _surroundings(self, evidence: Evidence) -> Evidence:
         confined = cgroup.confinement("self", self.roots)
         limits = process.limits("self", self.roots)
-        pending = process.pending_signals("self", self.roots)
-        told = [number for number in _FOR_ALL if number in pending]
         return replace(
             evidence,
             memory=(*self._memory, self._measure()),
@@ -234,8 +249,21 @@ class Coroner:
             pids_max=confined.pids_max,
             pids_refused=max(0, (confined.pids_refused or 0) - self._refused) or None,
             oom_group=confined.oom_group,
-            group_signal=signal_name(told[0]) if told else None,
         )
+
+    def _signals(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
+        """What was sent to all: the trainer is about to get it, or the nursery has got it."""
+        pending = process.pending_signals("self", self.roots)
+        for number in _FOR_ALL:
+            if number in pending:
+                return replace(evidence, group_signal=signal_name(number))
+        now = time.monotonic()
+        got = {} if patient is None else {at: number for number, at in patient.group.items()}
+        ago = now - max(got, default=-math.inf)
+        if ago > _PATIENCE:
+            return evidence
+        last = signal_name(got[max(got)])
+        return replace(evidence, group_signal=last, group_signal_ago=max(0.001, ago))
 
     def _ask_kernel(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
         log = kernel_log.read(self.roots, since=self._began if patient is None else patient.since)

@@ -71,6 +71,7 @@ class Evidence:
     stack: str = ""
     stderr: str | None = None  # the end of what it wrote there; None: nobody listened
     thread_notes: tuple[str, ...] = ()
+    handlers: bool | None = None  # whether it had those that leave a stack; None: not known
     # What the system says.
     kills: Kills = Kills()
     kernel_lines: tuple[str, ...] = ()
@@ -89,7 +90,8 @@ class Evidence:
     oom_group: bool | None = None
     cpu_seconds: float | None = None  # used in its life, its children's included
     cpu_limit: float | None = None  # the hard one, in seconds; None: unlimited or not known
-    group_signal: str | None = None  # a signal the trainer has got too, or is about to
+    group_signal: str | None = None  # a signal that was sent to all of us
+    group_signal_ago: float = 0.0  # seconds before the death; 0: it is still being delivered
     # What was said.
     findings: tuple[Finding, ...] = ()
 

@@ -24,6 +24,7 @@ from holdfast.autopsy.machine import Machine, in_words
 
 __all__ = ["Verdict", "judge", "remedies_for"]
 
+_AT_ONCE = 5.0  # seconds within which a death may be the work of a signal to all
 _SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
 _STORAGE = re.compile(
     r"nfs|rpc_|fuse|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
@@ -281,6 +282,14 @@ def _not_counted(e: Evidence) -> Verdict:
             if known is not None
         ),
     ]
+    if e.group_signal == "SIGTERM":
+        return _verdict(
+            "group-sigterm",
+            "medium",
+            *said,
+            f"{_to_all(e)}, as batch systems do before they kill",
+            perhaps=("killed-from-outside",),
+        )
     said.append("so somebody sent it, perhaps the worker itself; a signal does not say who")
     return _verdict("killed-from-outside", "medium", *said)
 
@@ -367,12 +376,23 @@ def _crash(e: Evidence) -> Verdict | None:
                 f"one frame stands {count} times in its stack: {frame}",
                 perhaps=("native-segv",),
             )
+        near = _fault_by_the_stack(e.kernel_lines)
+        if near is not None or (not e.stack and e.handlers and not e.kernel_lines):
+            return _verdict(
+                "stack-overflow",
+                "medium",
+                *said,
+                near
+                or "it left no stack though its handlers were in place: they could not run, as "
+                "when the stack of a thread has run over",
+                perhaps=("native-segv",),
+            )
         if not e.stack:
             return _verdict(
                 "native-segv",
                 "medium",
                 *said,
-                "it left no stack, as when the stack of a thread ran over",
+                "it left no stack: something had replaced the handler that writes it",
                 perhaps=("stack-overflow",),
             )
     top = next((line.strip() for line in e.stack.splitlines() if line.startswith("  File")), "")
@@ -382,6 +402,16 @@ def _crash(e: Evidence) -> Verdict | None:
 
 
 _RECURSION = 20
+_BY_THE_STACK = 64 << 10  # bytes
+
+
+def _fault_by_the_stack(lines: tuple[str, ...]) -> str | None:
+    """What the kernel's log says of a fault at the end of a stack."""
+    for line in lines:
+        match = re.search(r"segfault at ([0-9a-f]+) ip \S+ sp ([0-9a-f]+)", line)
+        if match and abs(int(match[1], 16) - int(match[2], 16)) < _BY_THE_STACK:
+            return "the address it failed at is by its stack pointer"
+    return None
 
 
 def _repeated(stack: str) -> tuple[str, int]:
@@ -402,12 +432,12 @@ def _told(e: Evidence) -> Verdict | None:
     if e.signal not in ("SIGTERM", "SIGHUP", "SIGINT"):
         return None
     said = f"it ended by {e.signal}"
-    if e.group_signal is not None:
+    if e.group_signal is not None and e.group_signal_ago <= _AT_ONCE:
         return _verdict(
             "ctrl-c-flood" if e.group_signal == "SIGINT" else "group-sigterm",
-            "high",
+            "high" if e.group_signal == e.signal else "medium",
             said,
-            f"the trainer got {e.group_signal} too",
+            _to_all(e),
         )
     if e.signal == "SIGINT":
         return _verdict("ctrl-c-flood", "medium", said, perhaps=("killed-from-outside",))
@@ -443,8 +473,8 @@ def _exit(e: Evidence) -> Verdict | None:
     if e.exitcode is None:
         return None
     said = f"it ended with status {e.exitcode} and without a word on its channel"
-    if e.group_signal == "SIGINT":
-        return _verdict("ctrl-c-flood", "medium", said, "the trainer got SIGINT")
+    if e.group_signal == "SIGINT" and e.group_signal_ago <= _AT_ONCE:
+        return _verdict("ctrl-c-flood", "medium", said, _to_all(e))
     if e.ready is False and e.exitcode == 1:
         return _verdict(
             "exited-by-itself",
@@ -519,6 +549,12 @@ def _memory(e: Evidence) -> list[str]:
     if last is not None and last.available is not None:
         said.append(f"the machine had {in_words(last.available)} available")
     return said
+
+
+def _to_all(e: Evidence) -> str:
+    if not e.group_signal_ago:
+        return f"the trainer got {e.group_signal} too"
+    return f"{e.group_signal} was sent to the whole process group {e.group_signal_ago:.1f} s before"
 
 
 def _tasks(e: Evidence) -> list[str]:

@@ -38,6 +38,7 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from holdfast.autopsy.readers import process
 from holdfast.engine import interrupts
 from holdfast.engine.lifeline import ARM, arm
 from holdfast.engine.tee import Tee
@@ -47,6 +48,8 @@ __all__ = ["Born", "Died", "NotBorn", "Nursery", "Report", "Signalled", "spawn_p
 
 # What schedulers and people send to the whole process group is meant for the trainer.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of those: whoever dies, may die of it
+_CRASHES = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 _MESSAGE = 64 * 1024
 
 
@@ -76,6 +79,8 @@ class Died:
     status: int
     cpu: float
     cpu_limit: float | None  # the hard one, where the kernel kills; None: unlimited or not known
+    handlers: bool | None  # whether it had handlers for crashes; None: not known
+    group: dict[int, float]  # signals the nursery got too, and when (monotonic)
 
 
 @dataclass(frozen=True)
@@ -265,6 +270,9 @@ class _Nurse:
         self.tee = Tee(self.poll, blackboxes, taken)
         # A reader of the user's standard error that goes away is no reason for us to.
         self.sigpipe = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        self.group: dict[int, float] = {}
+        for number in _NOTED:
+            signal.signal(number, self._note)
         self.deadline: float | None = None
         self.killed = False
 
@@ -287,15 +295,23 @@ class _Nurse:
                     return
             if self.deadline is not None:
                 if not self.children:
-                    self.tee.finish()
+                    self._finish()
                     return
                 if time.monotonic() >= self.deadline:
                     if self.killed:  # something even SIGKILL does not end; the kernel has it noted
-                        self.tee.finish()
+                        self._finish()
                         return
                     self._signal_all()
                     self.killed = True
                     self.deadline = time.monotonic() + 0.5
+
+    def _note(self, number: int, frame: object) -> None:
+        """What reaches the nursery was sent to the whole group: it may be why a worker dies."""
+        self.group[number] = time.monotonic()
+
+    def _finish(self) -> None:
+        _set_signals()  # ignored is what an heir inherits
+        self.tee.finish()
 
     def _timeout(self) -> float | None:
         if self.deadline is None:
@@ -368,7 +384,8 @@ class _Nurse:
 
     def _bury(self, pidfd: int) -> None:
         pid, worker, generation = self.children[pidfd]
-        limit = _cpu_limit(pid)  # which the dead have until they are reaped
+        limit = _cpu_limit(pid)  # which the dead have until they are reaped, as they have these:
+        caught = process.caught_signals(pid)
         reaped, status, usage = os.wait4(pid, os.WNOHANG)
         if not reaped:
             return  # the event was for a descriptor that had this number a moment ago
@@ -377,7 +394,9 @@ class _Nurse:
         os.close(pidfd)
         self.tee.emptied(worker)
         cpu = usage.ru_utime + usage.ru_stime
-        self._report(Died(worker, generation, pid, status, cpu, limit))
+        # The one that ends it is no longer among them.
+        handlers = None if caught is None else len(_CRASHES & caught) >= len(_CRASHES) - 1
+        self._report(Died(worker, generation, pid, status, cpu, limit, handlers, dict(self.group)))
 
     def _signal(self, worker: int, generation: int, number: int) -> None:
         for pidfd, (pid, one, other) in self.children.items():
