@@ -161,11 +161,15 @@ class Minefield(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         if index % 2:
-            name = self.causes[index // 2]
-            try:
-                os.close(os.open(f"{self.folder}/{index}", os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return torch.tensor(index)
-            act = _MORE.get(name) or CAUSES[name].act
-            act()
+            self.strike(index // 2)
         return torch.tensor(index)
+
+    def strike(self, which: int) -> None:
+        """Do what one of the causes does, unless it was done before."""
+        name = self.causes[which]
+        try:
+            os.close(os.open(f"{self.folder}/struck-{which}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        act = _MORE.get(name) or CAUSES[name].act
+        act()

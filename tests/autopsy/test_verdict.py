@@ -107,6 +107,8 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("Ctrl-C", died("SIGINT", group_signal="SIGINT"), "ctrl-c-flood", "high"),
     # -- exits
     ("os._exit(3)", Evidence(exitcode=3, ready=True), "exited-by-itself", "high"),
+    ("a library that gives up, and says why", Evidence(exitcode=1, ready=True, stderr="OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 8: Resource temporarily unavailable\n"), "task-limit", "medium"),
+    ("words of long ago", Evidence(exitcode=1, ready=True, stderr="OpenBLAS blas_thread_init: pthread_create failed for thread 3\n" + "fine\n" * 20), "exited-by-itself", "high"),
     ("os._exit(0)", Evidence(exitcode=0, ready=True), "exited-by-itself", "high"),
     ("status 1 before ready", Evidence(exitcode=1, ready=False), "exited-by-itself", "medium"),
     ("status 1 before ready, and why", Evidence(exitcode=1, ready=False, findings=find("before the\n current process has finished its bootstrapping phase")), "spawn-bootstrap", "high"),

@@ -346,7 +346,7 @@ def _abort(e: Evidence) -> Verdict | None:
     if e.stderr is None:
         silent = "its words on standard error could not be read back: look at them there"
         return _verdict("abort", "medium", said, silent, perhaps=("allocation-failed",))
-    for finding in find(e.stderr):
+    for finding in find(_end_of(e.stderr)):
         if finding.slug in ("allocation-failed", "file-system-strategy", "shm-exhausted"):
             return _verdict(
                 finding.slug,
@@ -475,6 +475,16 @@ def _exit(e: Evidence) -> Verdict | None:
     said = f"it ended with status {e.exitcode} and without a word on its channel"
     if e.group_signal == "SIGINT" and e.group_signal_ago <= _AT_ONCE:
         return _verdict("ctrl-c-flood", "medium", said, _to_all(e))
+    for finding in find(_end_of(e.stderr)):
+        # The end of a process whose library gives up: it says why, and exits.
+        if finding.confidence != "low" and e.exitcode != 0:
+            return _verdict(
+                finding.slug,
+                "medium",
+                said,
+                f"standard error says: {finding.text}",
+                perhaps=("exited-by-itself",),
+            )
     if e.ready is False and e.exitcode == 1:
         return _verdict(
             "exited-by-itself",
@@ -557,6 +567,12 @@ def _to_all(e: Evidence) -> str:
     return f"{e.group_signal} was sent to the whole process group {e.group_signal_ago:.1f} s before"
 
 
+def _end_of(stderr: str | None, lines: int = 10) -> str:
+    """The last lines that say anything: what stands further up was survived."""
+    said = [line.strip() for line in (stderr or "").splitlines() if line.strip()]
+    return "\n".join(said[-lines:])
+
+
 def _tasks(e: Evidence) -> list[str]:
     if e.pids_max is None:
         return []
@@ -579,6 +595,9 @@ def _asides(e: Evidence, verdict: Verdict) -> list[str]:
     if e.survived_sigkill:
         said.append("even SIGKILL did not end it")
     said += [f"before that, {note}" for note in e.thread_notes]
+    last = _end_of(e.stderr, 1)[:200]
+    if last and not any(last in reason for reason in verdict.because):
+        said.append(f"the last it wrote to standard error: {last}")
     return said
 
 
