@@ -310,7 +310,7 @@ def test_the_first_line_is_plain_words() -> None:
         "worker 3 (pid 812) was killed by the kernel for lack of memory (SIGKILL) while loading sample 18233 "
         "(position 1 of batch 4); replaced, nothing lost"
     )
-    assert "(probably oom-killed)" in str(incident(confidence="medium"))
+    assert "(SIGKILL; probably oom-killed)" in str(incident(confidence="medium"))
     assert "memory" not in str(incident(confidence="low"))
     refused = incident(kind="start-failed", cause="task-limit", signal=None, exitcode=None)
     assert "was refused another process or thread" in str(refused)

@@ -64,6 +64,8 @@ class _Patient:
     since: float = field(default_factory=time.monotonic)
     resident: int | None = None
     looked: float = 0.0
+    descriptors: int | None = None
+    threads: int | None = None
     activity: process.Activity | None = None  # before we killed it
     busy: bool | None = None
     sent: bool = False  # the user had it killed, through us
@@ -133,6 +135,8 @@ class Coroner:
             if size is None:
                 continue
             patient.resident, patient.looked = size.resident, now
+            patient.descriptors = process.descriptors(patient.pid, self.roots)
+            patient.threads = process.threads(patient.pid, self.roots)
             groups = cgroup.groups(patient.pid, "memory", self.roots)
             if groups and groups != patient.groups:
                 patient.groups = groups
@@ -218,6 +222,8 @@ class Coroner:
                 cpu_seconds=patient.cpu,
                 cpu_limit=patient.cpu_limit,
                 handlers=patient.handlers,
+                worker_descriptors=patient.descriptors,
+                worker_threads=patient.threads,
             )
             if size is None or size.at < patient.looked:
                 evidence = replace(evidence, worker_bytes=patient.resident)

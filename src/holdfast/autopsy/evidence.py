@@ -80,8 +80,10 @@ class Evidence:
     memory: tuple[MemorySample, ...] = ()  # oldest first
     worker_bytes: int | None = None  # its own, when last measured
     worker_private: int | None = None  # of these not shared with others
+    worker_descriptors: int | None = None  # its own, when last looked at
+    worker_threads: int | None = None
     shm: Fill | None = None
-    descriptors: int | None = None
+    descriptors: int | None = None  # the trainer's
     descriptor_limit: int | None = None
     threads: int | None = None
     pids_current: int | None = None

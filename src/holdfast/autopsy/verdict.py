@@ -582,14 +582,9 @@ def _tasks(e: Evidence) -> list[str]:
 def _asides(e: Evidence, verdict: Verdict) -> list[str]:
     """What does not decide it but should be known."""
     said = []
-    if (
-        e.descriptors is not None
-        and e.descriptor_limit
-        and e.descriptors > 0.9 * e.descriptor_limit
-    ):
-        said.append(
-            f"the trainer has {e.descriptors} of {e.descriptor_limit} file descriptors open"
-        )
+    for whose, count in (("trainer", e.descriptors), ("worker", e.worker_descriptors)):
+        if count is not None and e.descriptor_limit and count > 0.9 * e.descriptor_limit:
+            said.append(f"the {whose} had {count} of {e.descriptor_limit} file descriptors open")
     if e.pids_refused:
         said.append(f"its control group refused {e.pids_refused} new tasks")
     if e.survived_sigkill:

@@ -15,7 +15,7 @@ Accidents that must not happen:
   read either, and in the end the writing worker waits, as it would without us.
 - Children of a worker may outlive it and write. They are listened to for as long as the nursery
   lives, and then by a small process that ends with the last of them; else SIGPIPE would end them.
-- `python train.py 2>&1 | tee log` must end: workers do not hold the user's standard error at all.
+- `python train.py 2>&1 | tee log` must end with the trainer: workers do not hold the user's end.
 """
 
 from __future__ import annotations
