@@ -37,6 +37,7 @@ FAILURES: list[tuple[str, str]] = [
     ("group-oom", '"State": {"Status": "exited", "OOMKilled": true, "ExitCode": 137}'),
     ("killed-from-outside", "earlyoom[722]: sending SIGTERM to process 812 uid 1000 \"python\": badness 900, VmRSS 14000 MiB"),
     ("killed-from-outside", "systemd-oomd[911]: Killed /user.slice/user-1000.slice/session-3.scope due to memory pressure for /user.slice"),
+    ("group-sigterm", "Warning  Evicted  2m  kubelet  The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi. Container train was using 31Gi, request is 8Gi."),
     ("group-sigterm", "=>> PBS: job killed: walltime 3612 exceeded limit 3600"),
     ("group-sigterm", "slurmstepd: error: *** JOB 771234 ON node017 CANCELLED AT 2026-11-16T03:11:59 DUE TO TIME LIMIT ***\n" + _WORKER.format(99, "Terminated")),
     ("fd-exhaustion", 'Traceback (most recent call last):\n  File "/usr/lib/python3.10/multiprocessing/queues.py", line 244, in _feed\n    obj = _ForkingPickler.dumps(obj)\nRuntimeError: unable to open shared memory object </torch_4071_2953> in read-write mode: Too many open files (24)'),

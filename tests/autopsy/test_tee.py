@@ -28,6 +28,7 @@ import pytest
 
 import holdfast
 from tests.autopsy.trainers import train
+from tests.faults.outside import nursery, pids
 from tests.support.processes import alive, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
@@ -362,3 +363,37 @@ def test_a_standard_error_replaced_in_python_is_the_users_own(tmp_path: Path) ->
     )
     assert b"printed by Python" not in found
     assert incident["evidence"]["stderr"] == ""
+
+
+class Chatter:
+    """Says where it is; every third sample kills its worker, once."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> int:
+        os.write(2, b"sample %d\n" % index)
+        if index % 3 == 2:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(f"{self.folder}/{index}", os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_after_many_deaths_the_nursery_holds_no_more_than_before(tmp_path: Path) -> None:
+    """And each of them has its own last words."""
+    loader = holdfast.DataLoader(Chatter(str(tmp_path)), num_workers=2, max_restarts=None)
+    with loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert eventually(lambda: None not in pids(iterator))
+        folder = f"/proc/{nursery(iterator)}/fd"
+        before = len(os.listdir(folder))
+        assert len(list(iterator)) == 59
+        assert eventually(lambda: len(os.listdir(folder)) <= before)
+    assert len(loader.incidents) == 20
+    for incident in loader.incidents:
+        assert incident.evidence["stderr"].splitlines()[-1] == f"sample {incident.sample}"

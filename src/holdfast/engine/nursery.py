@@ -268,9 +268,14 @@ class _Nurse:
         self.poll.register(trainer, select.POLLIN)
         taken = (control.fileno(), trainer, blackboxes, lifeline, *others)
         self.tee = Tee(self.poll, blackboxes, taken)
-        # A reader of the user's standard error that goes away is no reason for us to.
-        self.sigpipe = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        # A reader of the user's standard error that goes away is no reason for us to; nor is a
+        # terminal that stops jobs in the background when they write to it.
+        self.before = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGPIPE, signal.SIGTTOU)
+        }
         self.group: dict[int, float] = {}
+        signal.set_wakeup_fd(-1)  # of the trainer's event loop, which is to hear of its own only
         for number in _NOTED:
             signal.signal(number, self._note)
         self.deadline: float | None = None
@@ -369,7 +374,8 @@ class _Nurse:
                 for pidfd in self.children:
                     os.close(pidfd)
                 self.tee.in_worker(words)
-                signal.signal(signal.SIGPIPE, self.sigpipe or signal.SIG_DFL)
+                for number, handler in self.before.items():
+                    signal.signal(number, handler or signal.SIG_DFL)
                 status = _bootstrap(
                     worker, self.trainer_pid, lambda: deliver(setup, channel, arena, nursery)
                 )

@@ -255,12 +255,13 @@ CAUSES = (
             ),
             sign(r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT "),
             proof(r"=>> PBS: job killed: walltime"),
+            proof(r"The node was low on resource: [\w-]+"),
             sign(r"Sending process \d+ closing signal SIG(TERM|HUP)"),
             sign(r"SignalException: Process \d+ got signal: (15|1)\b"),
             hint(r"exit(ed)? (with )?(code|status):? ?143\b"),
         ),
         explains=("exited-unexpectedly", "killed-from-outside"),
-        see=("killed-from-outside",),
+        see=("killed-from-outside", "group-oom"),
         remedies=(
             todo("Save when asked to stop", "signal.signal(signal.SIGTERM, save_and_exit)"),
             todo(
@@ -274,6 +275,11 @@ CAUSES = (
                 "slurm",
             ),
             todo("Give the pod time to save", "terminationGracePeriodSeconds: 300", "kubernetes"),
+            todo(
+                "A pod that uses more than it asked for is the first to be evicted: ask for what it needs",
+                "resources: {{requests: {{memory: {memory_wanted}Gi}}}}",
+                "kubernetes",
+            ),
             todo("Give the container time to save", "docker stop --time 300 CONTAINER", "docker"),
         ),
         already="Workers ignore SIGTERM, SIGHUP and SIGINT and serve the trainer until it stops.",
