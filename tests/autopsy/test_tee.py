@@ -271,6 +271,26 @@ def test_a_reader_that_does_not_read_blocks_neither_the_others_nor_the_end(tmp_p
     ]
 
 
+def test_a_trainer_that_is_killed_leaves_nobody_who_holds_its_pipe(tmp_path: Path) -> None:
+    def body() -> Any:
+        loader = holdfast.DataLoader(Talker(lambda: print("said", file=sys.stderr)), num_workers=2)
+        iterator = iter(loader)
+        assert int(next(iterator)[0]) == 0
+        assert int(next(iterator)[0]) == 1
+        Path("loaded").touch()
+        time.sleep(60)
+
+    reading, writing = os.pipe()
+    trainer = train(tmp_path, writing, body)
+    os.close(writing)
+    assert eventually(lambda: (tmp_path / "loaded").exists()), (tmp_path / "trouble").read_text()
+    collect(reading, enough=b"said\n")
+    os.kill(trainer.pid, signal.SIGKILL)
+    assert collect(reading) == b""  # to its end
+    os.close(reading)
+    assert trainer.ended() == -signal.SIGKILL
+
+
 def test_a_socket_as_services_have_it_is_written_to(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     trainer = train(tmp_path, theirs.fileno(), lambda: load(Talker(write_ten_megabytes_and_die)))
@@ -385,7 +405,9 @@ class Chatter:
 
 def test_after_many_deaths_the_nursery_holds_no_more_than_before(tmp_path: Path) -> None:
     """And each of them has its own last words."""
-    loader = holdfast.DataLoader(Chatter(str(tmp_path)), num_workers=2, max_restarts=None)
+    loader = holdfast.DataLoader(
+        Chatter(str(tmp_path)), num_workers=2, max_restarts=None, persistent_workers=True
+    )
     with loader:
         iterator = iter(loader)
         next(iterator)

@@ -108,6 +108,7 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     # -- exits
     ("os._exit(3)", Evidence(exitcode=3, ready=True), "exited-by-itself", "high"),
     ("a library that gives up, and says why", Evidence(exitcode=1, ready=True, stderr="OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 8: Resource temporarily unavailable\n"), "task-limit", "medium"),
+    ("words that need not be the reason", Evidence(exitcode=3, ready=True, stderr="OSError: image file is truncated (14 bytes not processed)\n"), "exited-by-itself", "high"),
     ("words of long ago", Evidence(exitcode=1, ready=True, stderr="OpenBLAS blas_thread_init: pthread_create failed for thread 3\n" + "fine\n" * 20), "exited-by-itself", "high"),
     ("os._exit(0)", Evidence(exitcode=0, ready=True), "exited-by-itself", "high"),
     ("status 1 before ready", Evidence(exitcode=1, ready=False), "exited-by-itself", "medium"),

@@ -477,7 +477,7 @@ def _exit(e: Evidence) -> Verdict | None:
         return _verdict("ctrl-c-flood", "medium", said, _to_all(e))
     for finding in find(_end_of(e.stderr)):
         # The end of a process whose library gives up: it says why, and exits.
-        if finding.confidence != "low" and e.exitcode != 0:
+        if finding.confidence == "high" and e.exitcode != 0:
             return _verdict(
                 finding.slug,
                 "medium",
