@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -302,3 +303,13 @@ def test_docker_is_known_by_its_file(tree: Tree) -> None:
 )
 def test_bytes_are_said_as_people_say_them(count: int, words: str) -> None:
     assert in_words(count) == words
+
+
+def test_old_lines_of_dmesg_are_not_about_a_new_process() -> None:
+    lines = [
+        "[   12.345678] Killed process 7 (python)",
+        "[ 2345.678901] Killed process 7 (python)",
+        "no time at all",
+    ]
+    assert kernel_log.newer(lines, 100.0) == lines[1:2]
+    assert kernel_log.newer(lines, -math.inf) == lines

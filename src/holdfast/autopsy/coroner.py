@@ -272,13 +272,17 @@ class Coroner:
         return replace(evidence, group_signal=last, group_signal_ago=max(0.001, ago))
 
     def _ask_kernel(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
-        log = kernel_log.read(self.roots, since=self._began if patient is None else patient.since)
+        kills = self._kills(patient)
+        # To run a command takes its time: only where nothing else can tell.
+        ask = evidence.signal == "SIGKILL" and kills.group is None and self.roots == HERE
+        since = self._began if patient is None else patient.since
+        log = kernel_log.read(self.roots, since=since, commands=ask)
         lines = () if log is None else log.lines
         about = kernel_log.about(evidence.pid, lines) if evidence.pid is not None else ()
         victims = [re.search(r"[Kk]ill(?:ed)? process (\d+) \(", line) for line in lines[-50:]]
         return replace(
             evidence,
-            kills=self._kills(patient),
+            kills=kills,
             kernel_readable=log is not None,
             kernel_lines=about[-2:],
             kernel_victims=tuple(int(match[1]) for match in victims if match),
