@@ -234,11 +234,14 @@ def _counted(e: Evidence) -> Verdict | None:
     count = kills.group or kills.machine or 0
     others = [pid for pid in e.kernel_victims if pid != e.pid]
     if e.kernel_readable and len(others) >= count:
+        # It writes whom it kills before it does: what was counted is accounted for.
         return _verdict(
-            "killed-unexplained",
-            "low",
+            "killed-from-outside",
+            "medium",
+            "SIGKILL that holdfast did not send",
             f"the kernel killed {count} for memory, but its log names pid {others[-1]}, not this",
-            perhaps=("killed-from-outside", "oom-killed"),
+            "so somebody sent it, perhaps the worker itself; a signal does not say who",
+            perhaps=("oom-killed",),
         )
     if kills.group:
         said = f"oom_kill in {kills.group_path} went up by {kills.group}"

@@ -250,12 +250,13 @@ class Tee:
         os.write(rest, self._pending)
         os.lseek(rest, 0, os.SEEK_SET)
         heirs = (rest, *self._streams)
-        subprocess.Popen(
+        heir = subprocess.Popen(
             [spawn.get_executable(), "-I", "-S", "-c", _HEIR, *map(str, heirs)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=heirs,
         )
+        heir.returncode = 0  # it outlives us, and that is no reason for Popen to complain
 
 
 def _ends() -> tuple[int, int] | None:

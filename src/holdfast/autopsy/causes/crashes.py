@@ -157,8 +157,9 @@ CAUSES = (
         ),
         evidence=(
             "SIGKILL, not in our own kill ledger, no `oom_kill` counter moved in the worker's control "
-            "group, in any above it, or in `/proc/vmstat`, and no limit on CPU time was reached. Or "
-            "SIGTERM to one worker, with the trainer and the other workers untouched."
+            "group, in any above it, or in `/proc/vmstat` (or the kernel's log names others for all that "
+            "was counted), and no limit on CPU time was reached. Or SIGTERM to one worker, with the "
+            "trainer and the other workers untouched."
         ),
         signs=(
             report(r"earlyoom\[\d+\]: sending SIG(KILL|TERM) to process \d+"),
