@@ -140,12 +140,49 @@ def table(names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def notes(rounds: int = 200_000) -> str:
+    """What the black box costs: for each sample, for each step, for each measurement of size."""
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    cell, measured = recorder.cell, recorder.measured
+
+    def samples() -> None:
+        for position in range(rounds):
+            cell[0] = position
+
+    def steps() -> None:
+        for task in range(rounds):
+            recorder.note(task, -1, 2)
+
+    def sizes() -> None:
+        for size in range(rounds):
+            measured(size, size, 0.0)
+
+    def nothing() -> None:
+        for _ in range(rounds):
+            pass
+
+    def once(work: Callable[[], None]) -> float:
+        began = time.perf_counter_ns()
+        work()
+        return (time.perf_counter_ns() - began) / rounds / 1000
+
+    empty, *costs = (
+        statistics.median(once(work) for _ in range(5)) for work in (nothing, samples, steps, sizes)
+    )
+    sample, step, size = (max(0.0, cost - empty) for cost in costs)
+    return (
+        f"A note in the black box takes {sample:.2f} µs for each sample, {step:.2f} µs for each "
+        f"step of a batch, {size:.2f} µs for each measurement of the worker's size."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.anatomy", description=__doc__)
     parser.add_argument("--workloads", nargs="+", choices=ROUNDS, default=list(ROUNDS))
     parser.add_argument("--write", type=Path, metavar="PAGE")
     asked = parser.parse_args()
-    told = table(asked.workloads)
+    told = f"{table(asked.workloads)}\n\n{notes()}"
     print(told)
     if asked.write is not None:
         put(asked.write, "anatomy", told)

@@ -61,8 +61,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The confusion matrices of the autopsy, passed or not."""
-    for told in MATRICES:
+    if MATRICES:
         terminalreporter.section("injected causes and verdicts")
+    for told in sorted(MATRICES, key=lambda told: "\n" in told):
         terminalreporter.write_line(told)
 
 

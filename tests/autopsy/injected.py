@@ -34,6 +34,40 @@ def throw_bad_alloc() -> None:
     ctypes.CDLL("libstdc++.so.6")._ZSt17__throw_bad_allocv()
 
 
+def throw_an_error_in_cpp() -> None:
+    ctypes.CDLL("libstdc++.so.6")._ZSt21__throw_runtime_errorPKc(b"bad header")
+
+
+def free_what_is_not_allocated() -> None:
+    libc = ctypes.CDLL(None)
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free(ctypes.addressof(ctypes.create_string_buffer(256)) + 16)
+
+
+def fail_an_assertion() -> None:
+    ctypes.CDLL(None).__assert_fail(b"size > 0", b"decode.c", 812, b"decode")
+
+
+def exit_in_native_code() -> None:
+    ctypes.CDLL(None)._exit(7)
+
+
+def give_up_for_lack_of_threads() -> None:
+    """As OpenBLAS does: a word on standard error, and exit."""
+    os.write(2, b"OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2\n")
+    os._exit(1)
+
+
+def wait_for_a_thread_that_died() -> None:
+    done = threading.Event()
+
+    def decode() -> None:
+        raise ValueError("no such codec")
+
+    threading.Thread(target=decode, name="decoder").start()
+    done.wait()
+
+
 def wait_on_a_condition() -> None:
     condition = threading.Condition()
     with condition:
@@ -85,6 +119,12 @@ def allocate_too_much() -> None:
 _MORE: dict[str, Callable[[], Any]] = {
     "double free": free_twice,
     "bad_alloc": throw_bad_alloc,
+    "C++ error": throw_an_error_in_cpp,
+    "invalid pointer": free_what_is_not_allocated,
+    "assertion in C": fail_an_assertion,
+    "_exit in C": exit_in_native_code,
+    "no more threads": give_up_for_lack_of_threads,
+    "hang after a thread's death": wait_for_a_thread_that_died,
     "hang in a condition": wait_on_a_condition,
     "hang in a socket": read_a_silent_socket,
     "spin in native code": spin_in_native_code,
@@ -108,6 +148,11 @@ DEATHS: dict[str, str] = {
     "abort()": "abort",
     "double free": "abort",
     "bad_alloc": "allocation-failed",
+    "C++ error": "abort",
+    "invalid pointer": "abort",
+    "assertion in C": "abort",
+    "_exit in C": "exited-by-itself",
+    "no more threads": "task-limit",
     "SIGBUS": "sigbus-not-shm",
     "truncated mmap": "sigbus-not-shm",
     "stack overflow": "stack-overflow",
@@ -122,6 +167,7 @@ DEATHS: dict[str, str] = {
     "hang": "silent-stall",
     "hang in a lock": "silent-stall",
     "hang in a condition": "silent-stall",
+    "hang after a thread's death": "silent-stall",
     "hang in a pipe": "silent-stall",
     "hang in a socket": "silent-stall",
     "hang with the GIL held": "silent-stall",
@@ -161,11 +207,15 @@ class Minefield(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         if index % 2:
-            name = self.causes[index // 2]
-            try:
-                os.close(os.open(f"{self.folder}/{index}", os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return torch.tensor(index)
-            act = _MORE.get(name) or CAUSES[name].act
-            act()
+            self.strike(index // 2)
         return torch.tensor(index)
+
+    def strike(self, which: int) -> None:
+        """Do what one of the causes does, unless it was done before."""
+        name = self.causes[which]
+        try:
+            os.close(os.open(f"{self.folder}/struck-{which}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        act = _MORE.get(name) or CAUSES[name].act
+        act()

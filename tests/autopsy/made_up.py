@@ -50,6 +50,8 @@ class Tree:
         ticks: int = 0,
         wchan: str = "0",
         pages: int = 1000,
+        pending: int = 0,
+        caught: int = 0,
     ) -> None:
         head = f"{pid if isinstance(pid, int) else 1} (odd) name) {state} 1"
         self.proc(f"{pid}/stat", f"{head} {' '.join(['0'] * 9)} {ticks} 0 0 0 20 0 1")
@@ -57,7 +59,8 @@ class Tree:
         self.proc(f"{pid}/statm", f"{pages * 2} {pages} {pages // 4} 1 0 1 0")
         self.proc(
             f"{pid}/status",
-            "Name:\tx\nThreads:\t3\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000004000\n",
+            f"Name:\tx\nThreads:\t3\nSigPnd:\t{0:016x}\nShdPnd:\t{pending:016x}\n"
+            f"SigCgt:\t{caught:016x}\n",
         )
         self.proc(f"{pid}/limits", LIMITS)
 

@@ -15,7 +15,8 @@ import pytest
 
 import holdfast
 from holdfast import DataLoader
-from holdfast.autopsy import coroner, thread_notes
+from holdfast.autopsy import thread_notes
+from holdfast.autopsy.blackbox import Size
 from holdfast.autopsy.coroner import Coroner, Examination
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook, read
@@ -181,29 +182,57 @@ def test_memory_goes_into_the_logbook(tree: Tree, tmp_path: Path) -> None:
     assert record["limit"] == 1 << 30
 
 
-def test_what_stood_on_standard_error_is_read_back_if_it_is_a_file(
-    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _examined(made: Coroner, **left: Any) -> Examination:
+    return made.examine(made.receive(0, **left))
+
+
+def aborted(tree: Tree, stderr: str | None) -> Examination:
+    return _examined(
+        bear(tree), kind="crashed", signal="SIGABRT", exitcode=-6, stack="", stderr=stderr
+    )
+
+
+def test_an_abort_is_judged_by_the_last_words(tree: Tree) -> None:
+    unheard = aborted(tree, None).verdict
+    assert (unheard.cause, unheard.confidence) == ("abort", "medium")
+    heard = aborted(tree, "free(): double free detected in tcache 2\n").verdict
+    assert (heard.cause, heard.confidence) == ("abort", "high")
+    memory = aborted(tree, "terminate called after throwing an instance of 'std::bad_alloc'\n")
+    assert (memory.verdict.cause, memory.verdict.confidence) == ("allocation-failed", "medium")
+
+
+def test_what_the_worker_noted_of_its_size_counts_if_it_is_newer_than_what_we_saw(
+    tree: Tree,
 ) -> None:
-    words = "free(): double free detected in tcache 2\n"
-    made = bear(tree)
-    monkeypatch.setattr(coroner, "_stderr_size", lambda: None)
-    found = made.examine(made.receive(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack=""))
-    assert (found.evidence.stderr, found.verdict.confidence) == (None, "medium")
-    monkeypatch.undo()
-    saved = os.dup(2)
-    with (tmp_path / "err").open("w") as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            made = bear(tree)
-            os.write(2, words.encode())
-            found = made.examine(
-                made.receive(0, kind="crashed", signal="SIGABRT", exitcode=-6, stack="")
-            )
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-    assert found.evidence.stderr == words
-    assert found.verdict.confidence == "high"
+    page = os.sysconf("SC_PAGE_SIZE")
+    for at, expected in ((-1.0, (5000 * page, None)), (1.0, (7 << 20, 6 << 20))):
+        made = bear(tree)
+        made._next_look = 0
+        now = time.monotonic()
+        made.look(now)
+        found = _examined(
+            made,
+            kind="killed",
+            signal="SIGKILL",
+            exitcode=-9,
+            stack="",
+            size=Size(7 << 20, 1 << 20, now + at),
+        ).evidence
+        assert (found.worker_bytes, found.worker_private) == expected
+
+
+def test_a_size_in_the_black_box_is_enough_where_proc_shows_nothing(tmp_path: Path) -> None:
+    made = Coroner("fork", 1, roots=Tree(tmp_path).roots)
+    made.begin()
+    found = _examined(
+        made,
+        kind="killed",
+        signal="SIGKILL",
+        exitcode=-9,
+        stack="",
+        size=Size(7 << 20, 1 << 20, time.monotonic()),
+    ).evidence
+    assert found.worker_bytes == 7 << 20
 
 
 # -- threads -------------------------------------------------------------------------------
@@ -289,7 +318,7 @@ def test_the_first_line_is_plain_words() -> None:
         "worker 3 (pid 812) was killed by the kernel for lack of memory (SIGKILL) while loading sample 18233 "
         "(position 1 of batch 4); replaced, nothing lost"
     )
-    assert "(probably oom-killed)" in str(incident(confidence="medium"))
+    assert "(SIGKILL; probably oom-killed)" in str(incident(confidence="medium"))
     assert "memory" not in str(incident(confidence="low"))
     refused = incident(kind="start-failed", cause="task-limit", signal=None, exitcode=None)
     assert "was refused another process or thread" in str(refused)

@@ -1,7 +1,8 @@
 """Causes are injected, verdicts compared: the confusion matrix.
 
-At least 95 % right, and nothing wrong with high confidence; printed at the end of the run. In `make test` under fork; `make test-all`
-does it under every start method.
+At least 95 % right, and nothing wrong with high confidence; printed at the end of the run. In `make
+test` under fork; `make test-all` does it under every start method. What needs a control group, a
+small /dev/shm or the like has rows of its own, from `test_places.py` and `test_group.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import traceback
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,12 @@ import pytest
 import holdfast
 from holdfast.autopsy.explain import explain
 from tests.autopsy.injected import DEATHS, ERRORS, STALL_TIMEOUT, Minefield
-from tests.autopsy.matrices import MATRICES
+from tests.autopsy.matrices import MATRICES, Row, matrix, note
 from tests.faults.causes import GRANDCHILDREN, end_child_left_behind
 from tests.faults.outside import frozen, pids
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
-
-
-@dataclass(frozen=True)
-class Row:
-    injected: str
-    wanted: str
-    found: str
-    confidence: str
-    why: str
-
-    @property
-    def right(self) -> bool:
-        return self.found == self.wanted
-
-    def __str__(self) -> str:
-        mark = "      " if self.right else "WRONG "
-        return f"{mark}{self.injected:28} {self.wanted:22} {self.found:22} {self.confidence:7} {self.why}"
-
-
-def matrix(rows: list[Row], title: str) -> str:
-    counts = Counter((row.wanted, row.found) for row in rows)
-    lines = [f"{title}: {sum(row.right for row in rows)} of {len(rows)} right", *map(str, rows), ""]
-    lines += [
-        f"{count:4} × {wanted} -> {found}" for (wanted, found), count in sorted(counts.items())
-    ]
-    return "\n".join(lines)
 
 
 def check(rows: list[Row], title: str) -> None:
@@ -157,6 +130,7 @@ def test_a_frozen_worker_is_called_frozen() -> None:
         freeze.thaw()
         (incident,) = loader.incidents
     assert (incident.kind, incident.cause, incident.confidence) == ("unkillable", "stopped", "high")
+    note("frozen", "stopped", incident.to_json())
 
 
 def test_what_does_not_pickle_is_named_before_any_worker_starts() -> None:

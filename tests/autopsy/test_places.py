@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.autopsy.matrices import note
 from tests.support.groups import memory_group
 
 pytestmark = [
@@ -59,21 +60,33 @@ def kill():
     time.sleep(60)
 
 if __name__ == "__main__":
-    how, folder = sys.argv[1:]
-    loader = DataLoader(Breaks(how, folder), batch_size=4, num_workers=2, logbook=folder + "/book")
+    how, folder, method = sys.argv[1:]
+    loader = DataLoader(
+        Breaks(how, folder), batch_size=4, num_workers=2, logbook=folder + "/book",
+        multiprocessing_context=method,
+    )
     got = [int(one) for batch in loader for one in batch]
     told = [one.to_json() for one in loader.incidents]
     print(json.dumps({"got": got, "incidents": told}))
 """
 
 
-def train(how: str, folder: Path, *before: str, prepare: Any = None) -> dict[str, Any]:
+METHODS = [
+    "fork",
+    pytest.param("spawn", marks=pytest.mark.slow),
+    pytest.param("forkserver", marks=pytest.mark.slow),
+]
+
+
+def train(
+    how: str, folder: Path, *before: str, prepare: Any = None, method: str = "fork"
+) -> dict[str, Any]:
     """Run a trainer whose sample 17 breaks its worker; what it says of it."""
     script = folder / "train.py"
     script.write_text(TRAINER)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
-        [*before, sys.executable, str(script), how, str(folder)],
+        [*before, sys.executable, str(script), how, str(folder), method],
         capture_output=True, text=True, timeout=80, env=environment, preexec_fn=prepare,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -86,9 +99,13 @@ def train(how: str, folder: Path, *before: str, prepare: Any = None) -> dict[str
 
 
 @pytest.mark.usefixtures("memory_groups")
-def test_a_real_kill_for_memory_in_a_real_group_is_named_with_its_counter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_real_kill_for_memory_in_a_real_group_is_named_with_its_counter(
+    method: str, tmp_path: Path
+) -> None:
     with memory_group(600 << 20) as group:
-        incident = train("eat", tmp_path, prepare=group.join)
+        incident = train("eat", tmp_path, prepare=group.join, method=method)
+    note(f"out of memory, {method}", "oom-killed", incident)
     assert (incident["cause"], incident["confidence"]) == ("oom-killed", "high")
     assert incident["signal"] == "SIGKILL"
     said = " ".join(incident["because"])
@@ -123,9 +140,11 @@ def _in_namespace(*commands: str) -> tuple[str, ...]:
     )
 
 
-def test_a_full_dev_shm_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_full_dev_shm_is_named(method: str, tmp_path: Path) -> None:
     small = _in_namespace("mount -t tmpfs -o size=16m tmpfs /dev/shm")
-    incident = train("fill", tmp_path, *small)
+    incident = train("fill", tmp_path, *small, method=method)
+    note(f"full /dev/shm, {method}", "shm-exhausted", incident)
     assert (incident["cause"], incident["signal"]) == ("shm-exhausted", "SIGBUS")
     assert incident["evidence"]["shm"] == {"total": 16 << 20, "free": 0}
     assert "/dev/shm has 0 B free of 16 MiB" in incident["because"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -121,7 +122,10 @@ def test_a_process_is_read_whatever_its_name_is(tree: Tree) -> None:
     assert size is not None
     assert (size.resident, size.private) == (1000 * PAGE, 750 * PAGE)
     assert process.threads(7, tree.roots) == 3
-    assert process.pending_signals(7, tree.roots) == {15}
+    tree.process(8, pending=1 << 14, caught=0xE8)
+    assert process.pending_signals(8, tree.roots) == {15}
+    assert process.caught_signals(8, tree.roots) == {4, 6, 7, 8}
+    assert process.pending_signals(7, tree.roots) == process.caught_signals(7, tree.roots) == set()
     assert process.limits(7, tree.roots) == process.Limits((1024, 4096), (1000, None))
 
 
@@ -190,6 +194,7 @@ def test_without_any_of_it_every_reader_says_nothing_and_none_fails(tmp_path: Pa
     assert process.threads(1, nowhere) is None
     assert process.limits(1, nowhere) is None
     assert process.pending_signals(1, nowhere) == frozenset()
+    assert process.caught_signals(1, nowhere) is None
     assert process.is_dead(1, nowhere) is None
     assert kernel_log.read(nowhere) is None
     assert filesystem.fill(nowhere.shm) is None
@@ -298,3 +303,13 @@ def test_docker_is_known_by_its_file(tree: Tree) -> None:
 )
 def test_bytes_are_said_as_people_say_them(count: int, words: str) -> None:
     assert in_words(count) == words
+
+
+def test_old_lines_of_dmesg_are_not_about_a_new_process() -> None:
+    lines = [
+        "[   12.345678] Killed process 7 (python)",
+        "[ 2345.678901] Killed process 7 (python)",
+        "no time at all",
+    ]
+    assert kernel_log.newer(lines, 100.0) == lines[1:2]
+    assert kernel_log.newer(lines, -math.inf) == lines

@@ -21,6 +21,10 @@ from holdfast.autopsy.verdict import judge
 FULL, ROOMY, SMALL = Fill(64 << 20, 0), Fill(24 << 30, 23 << 30), Fill(64 << 20, 60 << 20)
 STILL = Kills(group=0, machine=0)
 NAMED = "Memory cgroup out of memory: Killed process 7 (python) total-vm:1kB"
+AT_NULL = "python[7]: segfault at 0 ip 00007f628af23219 sp 00007ffd78d46b88 error 4 in libc.so.6"
+BY_THE_STACK = (
+    "python[7]: segfault at 7ffd78d46ff8 ip 00007f628af2 sp 00007ffd78d47000 error 6 in x"
+)
 FRAME = '  File "/home/me/data.py", line 3 in __getitem__\n'
 CV2 = '  File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize\n' + FRAME
 MEMMAP = '  File "/lib/numpy/_core/memmap.py", line 3 in __getitem__\n' + FRAME
@@ -47,7 +51,8 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("counted in its group", killed(kills=Kills(1, "/g", 1)), "oom-killed", "high"),
     ("counted, log unreadable, two died, two counted", killed(kills=Kills(2, "/g", 2, 2)), "oom-killed", "high"),
     ("counted once, two died", killed(kills=Kills(1, "/g", 1, 2)), "oom-killed", "low"),
-    ("counted once, but the log names another", killed(kills=Kills(1, "/g", 1), kernel_readable=True, kernel_victims=(9,)), "killed-unexplained", "low"),
+    ("counted once, but the log names another", killed(kills=Kills(1, "/g", 1), kernel_readable=True, kernel_victims=(9,)), "killed-from-outside", "medium"),
+    ("counted twice, and the log names one other", killed(kills=Kills(2, "/g", 2), kernel_readable=True, kernel_victims=(9,)), "oom-killed", "high"),
     ("only the machine's counter, no groups", killed(kills=Kills(None, None, 1)), "oom-killed", "medium"),
     ("the machine's counter, two died", killed(kills=Kills(None, None, 1, 2)), "oom-killed", "low"),
     ("another group's kill", killed(kills=Kills(0, None, 1)), "killed-unexplained", "low"),
@@ -71,6 +76,10 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     # -- crashes
     ("segfault with a stack", died("SIGSEGV", stack=FRAME), "native-segv", "high"),
     ("segfault without", died("SIGSEGV"), "native-segv", "medium"),
+    ("segfault without, though a handler was there", died("SIGSEGV", handlers=True), "stack-overflow", "medium"),
+    ("segfault without, its handler replaced", died("SIGSEGV", handlers=False), "native-segv", "medium"),
+    ("segfault without, and the kernel says where", died("SIGSEGV", handlers=True, kernel_lines=(AT_NULL,)), "native-segv", "medium"),
+    ("segfault by the stack pointer", died("SIGSEGV", handlers=False, kernel_lines=(BY_THE_STACK,)), "stack-overflow", "medium"),
     ("endless recursion", died("SIGSEGV", stack=FRAME * 60), "stack-overflow", "medium"),
     ("SIGFPE", died("SIGFPE", stack=FRAME), "native-segv", "high"),
     ("SIGILL", died("SIGILL", stack=FRAME), "illegal-instruction", "high"),
@@ -86,11 +95,22 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("SIGTRAP", died("SIGTRAP"), "macos-trap", "low"),
     # -- told to stop
     ("SIGTERM for all", died("SIGTERM", group_signal="SIGTERM"), "group-sigterm", "high"),
+    ("SIGTERM for all, a moment ago", died("SIGTERM", group_signal="SIGTERM", group_signal_ago=0.1), "group-sigterm", "high"),
+    ("SIGTERM for all, a minute ago", died("SIGTERM", group_signal="SIGTERM", group_signal_ago=60.0), "killed-from-outside", "medium"),
+    ("SIGHUP after SIGTERM for all", died("SIGHUP", group_signal="SIGTERM", group_signal_ago=0.1), "group-sigterm", "medium"),
+    ("SIGKILL half a minute after SIGTERM for all", killed(kills=STILL, group_signal="SIGTERM", group_signal_ago=30.0), "group-sigterm", "medium"),
+    ("SIGKILL after Ctrl-C", killed(kills=STILL, group_signal="SIGINT", group_signal_ago=30.0), "killed-from-outside", "medium"),
+    ("an oom kill after SIGTERM for all", killed(kills=Kills(1, "/g", 1), group_signal="SIGTERM", group_signal_ago=30.0), "oom-killed", "high"),
+    ("exit after Ctrl-C", Evidence(exitcode=1, ready=True, group_signal="SIGINT", group_signal_ago=0.1), "ctrl-c-flood", "medium"),
+    ("exit long after Ctrl-C", Evidence(exitcode=1, ready=True, group_signal="SIGINT", group_signal_ago=60.0), "exited-by-itself", "high"),
     ("SIGTERM for one", died("SIGTERM"), "killed-from-outside", "medium"),
     ("SIGTERM for several", died("SIGTERM", siblings=2), "group-sigterm", "medium"),
     ("Ctrl-C", died("SIGINT", group_signal="SIGINT"), "ctrl-c-flood", "high"),
     # -- exits
     ("os._exit(3)", Evidence(exitcode=3, ready=True), "exited-by-itself", "high"),
+    ("a library that gives up, and says why", Evidence(exitcode=1, ready=True, stderr="OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 8: Resource temporarily unavailable\n"), "task-limit", "medium"),
+    ("words that need not be the reason", Evidence(exitcode=3, ready=True, stderr="OSError: image file is truncated (14 bytes not processed)\n"), "exited-by-itself", "high"),
+    ("words of long ago", Evidence(exitcode=1, ready=True, stderr="OpenBLAS blas_thread_init: pthread_create failed for thread 3\n" + "fine\n" * 20), "exited-by-itself", "high"),
     ("os._exit(0)", Evidence(exitcode=0, ready=True), "exited-by-itself", "high"),
     ("status 1 before ready", Evidence(exitcode=1, ready=False), "exited-by-itself", "medium"),
     ("status 1 before ready, and why", Evidence(exitcode=1, ready=False, findings=find("before the\n current process has finished its bootstrapping phase")), "spawn-bootstrap", "high"),

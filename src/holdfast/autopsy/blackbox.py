@@ -7,6 +7,9 @@ position changes from sample to sample, which is a single store (less than a ten
 where asking for the time would cost as much as a small sample); the parent reads the note now and
 then, and knows how long it has been the same.
 
+There too are its size when it was last measured, and the last it wrote to standard error; the
+latter is written by the nursery, which reads it.
+
 All workers of a pool share one anonymous memory file: a region for each, and far behind them, in
 the sparse part of the file, a place for each worker's `faulthandler` dump.
 
@@ -27,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["STEPS", "BlackBoxes", "NoRecorder", "Note", "Recorder"]
+__all__ = ["STEPS", "WORDS", "BlackBoxes", "NoRecorder", "Note", "Recorder", "Size", "keep_words"]
 
 STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop")
 BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
@@ -39,7 +42,11 @@ _NOTE = struct.Struct("<qqqd")  # task, position in the batch, step, since (mono
 _NUMBER = struct.Struct("<q")
 _SLOT = 16 * 1024
 _SLOTS = 4096  # the first slot starts a page after the note
-_REGION = _SLOTS + 2 * _SLOT
+_WORDS = _SLOTS + 2 * _SLOT
+_REGION = _WORDS + 8192
+WORDS = 8192 - _NUMBER.size  # bytes of standard error that are kept
+_SIZE = struct.Struct("<qqd")  # resident and shared bytes, when (monotonic)
+_SIZE_AT = 64  # in a cache line of its own, behind the note
 _DUMP = 4 << 20  # sparse room for one worker's dumps ...
 _SHORT_DUMP = 32 << 10  # ... and under a tight `ulimit -f`
 _NOTHING = -1
@@ -52,6 +59,14 @@ class Note(NamedTuple):
     position: int | None
     step: str
     since: float  # when it came to this step; the position may have changed since
+
+
+class Size(NamedTuple):
+    """How large a worker was when it measured itself, in bytes."""
+
+    resident: int
+    shared: int
+    at: float  # monotonic
 
 
 class BlackBoxes:
@@ -71,10 +86,29 @@ class BlackBoxes:
 
     def clear(self, worker: int) -> None:
         """Before a worker starts: forget what its predecessor noted (not its random states)."""
-        _NOTE.pack_into(self._memory, worker * _REGION, _NOTHING, _NOTHING, BOOT, monotonic())
+        at = worker * _REGION
+        _NOTE.pack_into(self._memory, at, _NOTHING, _NOTHING, BOOT, monotonic())
+        _SIZE.pack_into(self._memory, at + _SIZE_AT, 0, 0, 0.0)
+        _NUMBER.pack_into(self._memory, at + _WORDS, _NOTHING)
 
     def note(self, worker: int) -> Note:
         return _read_note(self._memory, worker * _REGION)
+
+    def size(self, worker: int) -> Size | None:
+        """What the worker measured last; None if it had not begun to."""
+        size = Size(*_SIZE.unpack_from(self._memory, worker * _REGION + _SIZE_AT))
+        return size if size.resident else None
+
+    def words(self, worker: int) -> str | None:
+        """The end of what it wrote to standard error; None if nobody listened."""
+        at = worker * _REGION + _WORDS
+        length = _NUMBER.unpack_from(self._memory, at)[0]
+        if length == _NOTHING:
+            return None
+        written = self._memory[at + _NUMBER.size : at + _NUMBER.size + length]
+        if length == WORDS:  # the first line has probably lost its beginning
+            written = written.partition(b"\n")[2] or written
+        return written.decode(errors="replace")
 
     def random_state(self, worker: int, number: int) -> bytes | None:
         """The random state saved after `number` answers, if the worker got that far."""
@@ -121,6 +155,10 @@ class Recorder:
     def note(self, task: int, position: int, step: int) -> None:
         _NOTE.pack_into(self._memory, self._at, task, position, step, monotonic())
 
+    def measured(self, resident: int, shared: int, at: float) -> None:
+        """Note this worker's size."""
+        _SIZE.pack_into(self._memory, self._at + _SIZE_AT, resident, shared, at)
+
     @property
     def position(self) -> int | None:
         """The position of the last note: which sample it was that raised."""
@@ -140,6 +178,12 @@ class Recorder:
 
     def commit(self, number: int) -> None:
         _NUMBER.pack_into(self._memory, self._numbers[number % 2], number + 1)
+
+
+def keep_words(fd: int, worker: int, words: bytes | None) -> None:
+    """The end of what a worker has written to standard error; None if nobody listens to it."""
+    length = _NOTHING if words is None else len(words)
+    os.pwrite(fd, _NUMBER.pack(length) + (words or b""), worker * _REGION + _WORDS)
 
 
 def _dump_size(fd: int, workers: int) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from holdfast.autopsy.machine import PLACEHOLDERS
+
 __all__ = [
     "CONFIDENCES",
     "Cause",
@@ -103,7 +105,14 @@ class Remedy:
     place: Place = ""  # only of use there
 
     def filled(self, facts: Mapping[str, str]) -> Remedy:
-        return Remedy(self.text.format_map(facts), self.command.format_map(facts), self.place)
+        """With these values. What is so "now" is left out where nobody knows it."""
+
+        def known(aside: re.Match[str]) -> str:
+            names = re.findall(r"\{(\w+)\}", aside[0])
+            return "" if any(facts[name] == PLACEHOLDERS[name] for name in names) else aside[0]
+
+        text = re.sub(r" \(now [^()]*\)", known, self.text)
+        return Remedy(text.format_map(facts), self.command.format_map(facts), self.place)
 
     def __str__(self) -> str:
         return f"{self.text}: {self.command}" if self.command else self.text

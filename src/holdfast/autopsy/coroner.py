@@ -15,16 +15,17 @@ the pool goes on.
 
 from __future__ import annotations
 
-import os
+import math
 import re
-import stat
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from holdfast.autopsy import thread_notes
+from holdfast.autopsy.blackbox import Size
 from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, signal_name
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import Machine
@@ -37,9 +38,10 @@ INTERVAL = 5.0  # seconds between two looks
 _MINUTE = 12  # looks that are remembered
 _SETTLED = 2.0  # seconds
 _GLANCE = 0.05  # seconds over which CPU time is compared
-_TAIL = 4096  # bytes of standard error
 _FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
+_NO_SIGNALS: Mapping[int, float] = MappingProxyType({})
+_PATIENCE = 120.0  # seconds a batch system may take from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,16 @@ class _Patient:
     groups: tuple[cgroup.Group, ...]
     since: float = field(default_factory=time.monotonic)
     resident: int | None = None
+    looked: float = 0.0
+    descriptors: int | None = None
+    threads: int | None = None
     activity: process.Activity | None = None  # before we killed it
     busy: bool | None = None
     sent: bool = False  # the user had it killed, through us
     cpu: float | None = None  # seconds, when it was reaped
     cpu_limit: float | None = None
+    handlers: bool | None = None
+    group: Mapping[int, float] = field(default_factory=dict)  # signals sent to all, and when
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,6 @@ class Coroner:
         self._began = time.monotonic()
         self._threads = process.threads("self", self.roots)
         self._own_groups = cgroup.groups("self", "memory", self.roots)
-        self._stderr = _stderr_size()
         refused = cgroup.confinement("self", self.roots).pids_refused
         self._refused = refused or 0
         self._counters.append(self._count(time.monotonic()))
@@ -143,7 +149,9 @@ class Coroner:
             size = process.size(patient.pid, self.roots)
             if size is None:
                 continue
-            patient.resident = size.resident
+            patient.resident, patient.looked = size.resident, now
+            patient.descriptors = process.descriptors(patient.pid, self.roots)
+            patient.threads = process.threads(patient.pid, self.roots)
             groups = cgroup.groups(patient.pid, "memory", self.roots)
             if groups and groups != patient.groups:
                 patient.groups = groups
@@ -167,11 +175,20 @@ class Coroner:
         if before is not None and patient.activity is not None:
             patient.busy = patient.activity.ticks > before.ticks
 
-    def reaped(self, worker: int, *, cpu: float, cpu_limit: float | None) -> None:
+    def reaped(
+        self,
+        worker: int,
+        *,
+        cpu: float,
+        cpu_limit: float | None,
+        handlers: bool | None = None,
+        group: Mapping[int, float] = _NO_SIGNALS,
+    ) -> None:
         """What only the process that reaps a worker can know of it."""
-        if worker in self._patients:
-            self._patients[worker].cpu = cpu
-            self._patients[worker].cpu_limit = cpu_limit
+        patient = self._patients.get(worker)
+        if patient is not None:
+            patient.cpu, patient.cpu_limit = cpu, cpu_limit
+            patient.handlers, patient.group = handlers, group
 
     # -- when one is dead ------------------------------------------------------------------
 
@@ -184,9 +201,13 @@ class Coroner:
         exitcode: int | None,
         stack: str,
         errno: int | None = None,
+        size: Size | None = None,
         **known: Any,
     ) -> Body:
-        """A death, stall or failed start; `known` is what the pool knows of it."""
+        """A death, stall or failed start; `known` is what the pool knows of it.
+
+        `size` is what the worker itself noted in its black box, more often than we look.
+        """
         patient = self._patients.pop(worker, None)
         notes, stack = thread_notes.split(stack)
         stalled = kind in ("stalled", "unkillable")
@@ -213,13 +234,21 @@ class Coroner:
                 evidence,
                 activity=patient.activity,
                 busy=patient.busy,
-                worker_bytes=patient.resident,
                 cpu_seconds=patient.cpu,
                 cpu_limit=patient.cpu_limit,
+                handlers=patient.handlers,
+                worker_descriptors=patient.descriptors,
+                worker_threads=patient.threads,
             )
-        if signal == "SIGABRT" and not ours:
-            evidence = replace(evidence, stderr=self._last_words())  # before others speak
-        return Body(self._surroundings(evidence), patient)
+            if size is None or size.at < patient.looked:
+                evidence = replace(evidence, worker_bytes=patient.resident)
+        if size is not None and evidence.worker_bytes is None:
+            evidence = replace(
+                evidence,
+                worker_bytes=size.resident,
+                worker_private=max(0, size.resident - size.shared),
+            )
+        return Body(self._signals(self._surroundings(evidence), patient), patient)
 
     def examine(self, body: Body) -> Examination:
         """The verdict on it. One after the other, in the order they died: what has explained one
@@ -235,8 +264,6 @@ class Coroner:
     def _surroundings(self, evidence: Evidence) -> Evidence:
         confined = cgroup.confinement("self", self.roots)
         limits = process.limits("self", self.roots)
-        pending = process.pending_signals("self", self.roots)
-        told = [number for number in _FOR_ALL if number in pending]
         return replace(
             evidence,
             memory=(*self._memory, self._measure()),
@@ -248,17 +275,34 @@ class Coroner:
             pids_max=confined.pids_max,
             pids_refused=max(0, (confined.pids_refused or 0) - self._refused) or None,
             oom_group=confined.oom_group,
-            group_signal=signal_name(told[0]) if told else None,
         )
 
+    def _signals(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
+        """What was sent to all: the trainer is about to get it, or the nursery has got it."""
+        pending = process.pending_signals("self", self.roots)
+        for number in _FOR_ALL:
+            if number in pending:
+                return replace(evidence, group_signal=signal_name(number))
+        now = time.monotonic()
+        got = {} if patient is None else {at: number for number, at in patient.group.items()}
+        ago = now - max(got, default=-math.inf)
+        if ago > _PATIENCE:
+            return evidence
+        last = signal_name(got[max(got)])
+        return replace(evidence, group_signal=last, group_signal_ago=max(0.001, ago))
+
     def _ask_kernel(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
-        log = kernel_log.read(self.roots, since=self._began if patient is None else patient.since)
+        kills = self._kills(patient, evidence.siblings)
+        # To run a command takes its time: only where nothing else can tell.
+        ask = evidence.signal == "SIGKILL" and kills.group is None and self.roots == HERE
+        since = self._began if patient is None else patient.since
+        log = kernel_log.read(self.roots, since=since, commands=ask)
         lines = () if log is None else log.lines
         about = kernel_log.about(evidence.pid, lines) if evidence.pid is not None else ()
         victims = [re.search(r"[Kk]ill(?:ed)? process (\d+) \(", line) for line in lines[-50:]]
         return replace(
             evidence,
-            kills=self._kills(patient, evidence.siblings),
+            kills=kills,
             kernel_readable=log is not None,
             kernel_lines=about[-2:],
             kernel_victims=tuple(int(match[1]) for match in victims if match),
@@ -327,33 +371,7 @@ class Coroner:
             None if machine is None else machine.swap_free,
         )
 
-    def _last_words(self) -> str | None:
-        """What was written to standard error since we last read it, if that is a file.
-
-        A pipe or a terminal gives nothing back, and to put ourselves between would change what
-        the user sees. Batch systems write files.
-        """
-        size = _stderr_size()
-        if size is None:
-            return None
-        start = max(self._stderr or 0, size - _TAIL)
-        self._stderr = size
-        try:
-            with Path("/proc/self/fd/2").open("rb") as file:
-                file.seek(start)
-                return file.read(_TAIL).decode(errors="replace")
-        except OSError:
-            return None  # we may write it and not read it
-
     def _here(self) -> Machine:
         if self._machine is None:
             self._machine = Machine.look(self.roots)
         return self._machine
-
-
-def _stderr_size() -> int | None:
-    try:
-        found = os.fstat(2)
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None

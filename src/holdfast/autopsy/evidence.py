@@ -69,17 +69,21 @@ class Evidence:
     busy: bool | None = None  # whether its CPU time went up meanwhile
     # What it left.
     stack: str = ""
-    stderr: str | None = None  # its end; None: it could not be read
+    stderr: str | None = None  # the end of what it wrote there; None: nobody listened
     thread_notes: tuple[str, ...] = ()
+    handlers: bool | None = None  # whether it had those that leave a stack; None: not known
     # What the system says.
     kills: Kills = Kills()
     kernel_lines: tuple[str, ...] = ()
     kernel_readable: bool = False
     kernel_victims: tuple[int, ...] = ()  # pids the kernel's log says it killed for memory
     memory: tuple[MemorySample, ...] = ()  # oldest first
-    worker_bytes: int | None = None  # its own, when last seen
+    worker_bytes: int | None = None  # its own, when last measured
+    worker_private: int | None = None  # of these not shared with others
+    worker_descriptors: int | None = None  # its own, when last looked at
+    worker_threads: int | None = None
     shm: Fill | None = None
-    descriptors: int | None = None
+    descriptors: int | None = None  # the trainer's
     descriptor_limit: int | None = None
     threads: int | None = None
     pids_current: int | None = None
@@ -88,7 +92,8 @@ class Evidence:
     oom_group: bool | None = None
     cpu_seconds: float | None = None  # used in its life, its children's included
     cpu_limit: float | None = None  # the hard one, in seconds; None: unlimited or not known
-    group_signal: str | None = None  # a signal the trainer has got too, or is about to
+    group_signal: str | None = None  # a signal that was sent to all of us
+    group_signal_ago: float = 0.0  # seconds before the death; 0: it is still being delivered
     # What was said.
     findings: tuple[Finding, ...] = ()
 

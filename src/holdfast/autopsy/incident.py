@@ -97,7 +97,8 @@ class Incident:
         if self.confidence == "low" or self.cause in _SAID_BY_THE_SIGNAL:
             return words
         if self.confidence == "medium":
-            return f"{words} (probably {self.cause})"
+            guess = f"probably {self.cause}"
+            return f"{words[:-1]}; {guess})" if words.endswith(")") else f"{words} ({guess})"
         title = CATALOGUE[self.cause].title
         if self.kind == "stalled":
             return f"made no progress (it {title}) and was killed"

@@ -24,6 +24,7 @@ from holdfast.autopsy.machine import Machine, in_words
 
 __all__ = ["Verdict", "judge", "remedies_for"]
 
+_AT_ONCE = 5.0  # seconds within which a death may be the work of a signal to all
 _SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
 _STORAGE = re.compile(
     r"nfs|rpc_|fuse|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
@@ -236,11 +237,14 @@ def _counted(e: Evidence) -> Verdict | None:
     count = kills.group or kills.machine or 0
     others = [pid for pid in e.kernel_victims if pid != e.pid]
     if e.kernel_readable and len(others) >= count:
+        # It writes whom it kills before it does: what was counted is accounted for.
         return _verdict(
-            "killed-unexplained",
-            "low",
+            "killed-from-outside",
+            "medium",
+            "SIGKILL that holdfast did not send",
             f"the kernel killed {count} for memory, but its log names pid {others[-1]}, not this",
-            perhaps=("killed-from-outside", "oom-killed"),
+            "so somebody sent it, perhaps the worker itself; a signal does not say who",
+            perhaps=("oom-killed",),
         )
     if kills.group:
         said = f"oom_kill in {kills.group_path} went up by {kills.group}"
@@ -284,6 +288,14 @@ def _not_counted(e: Evidence) -> Verdict:
             if known is not None
         ),
     ]
+    if e.group_signal == "SIGTERM":
+        return _verdict(
+            "group-sigterm",
+            "medium",
+            *said,
+            f"{_to_all(e)}, as batch systems do before they kill",
+            perhaps=("killed-from-outside",),
+        )
     said.append("so somebody sent it, perhaps the worker itself; a signal does not say who")
     return _verdict("killed-from-outside", "medium", *said)
 
@@ -340,7 +352,7 @@ def _abort(e: Evidence) -> Verdict | None:
     if e.stderr is None:
         silent = "its words on standard error could not be read back: look at them there"
         return _verdict("abort", "medium", said, silent, perhaps=("allocation-failed",))
-    for finding in find(e.stderr):
+    for finding in find(_end_of(e.stderr)):
         if finding.slug in ("allocation-failed", "file-system-strategy", "shm-exhausted"):
             return _verdict(
                 finding.slug,
@@ -370,12 +382,23 @@ def _crash(e: Evidence) -> Verdict | None:
                 f"one frame stands {count} times in its stack: {frame}",
                 perhaps=("native-segv",),
             )
+        near = _fault_by_the_stack(e.kernel_lines)
+        if near is not None or (not e.stack and e.handlers and not e.kernel_lines):
+            return _verdict(
+                "stack-overflow",
+                "medium",
+                *said,
+                near
+                or "it left no stack though its handlers were in place: they could not run, as "
+                "when the stack of a thread has run over",
+                perhaps=("native-segv",),
+            )
         if not e.stack:
             return _verdict(
                 "native-segv",
                 "medium",
                 *said,
-                "it left no stack, as when the stack of a thread ran over",
+                "it left no stack: something had replaced the handler that writes it",
                 perhaps=("stack-overflow",),
             )
     top = next((line.strip() for line in e.stack.splitlines() if line.startswith("  File")), "")
@@ -385,6 +408,16 @@ def _crash(e: Evidence) -> Verdict | None:
 
 
 _RECURSION = 20
+_BY_THE_STACK = 64 << 10  # bytes
+
+
+def _fault_by_the_stack(lines: tuple[str, ...]) -> str | None:
+    """What the kernel's log says of a fault at the end of a stack."""
+    for line in lines:
+        match = re.search(r"segfault at ([0-9a-f]+) ip \S+ sp ([0-9a-f]+)", line)
+        if match and abs(int(match[1], 16) - int(match[2], 16)) < _BY_THE_STACK:
+            return "the address it failed at is by its stack pointer"
+    return None
 
 
 def _repeated(stack: str) -> tuple[str, int]:
@@ -405,12 +438,12 @@ def _told(e: Evidence) -> Verdict | None:
     if e.signal not in ("SIGTERM", "SIGHUP", "SIGINT"):
         return None
     said = f"it ended by {e.signal}"
-    if e.group_signal is not None:
+    if e.group_signal is not None and e.group_signal_ago <= _AT_ONCE:
         return _verdict(
             "ctrl-c-flood" if e.group_signal == "SIGINT" else "group-sigterm",
-            "high",
+            "high" if e.group_signal == e.signal else "medium",
             said,
-            f"the trainer got {e.group_signal} too",
+            _to_all(e),
         )
     if e.signal == "SIGINT":
         return _verdict("ctrl-c-flood", "medium", said, perhaps=("killed-from-outside",))
@@ -446,8 +479,18 @@ def _exit(e: Evidence) -> Verdict | None:
     if e.exitcode is None:
         return None
     said = f"it ended with status {e.exitcode} and without a word on its channel"
-    if e.group_signal == "SIGINT":
-        return _verdict("ctrl-c-flood", "medium", said, "the trainer got SIGINT")
+    if e.group_signal == "SIGINT" and e.group_signal_ago <= _AT_ONCE:
+        return _verdict("ctrl-c-flood", "medium", said, _to_all(e))
+    for finding in find(_end_of(e.stderr)):
+        # The end of a process whose library gives up: it says why, and exits.
+        if finding.confidence == "high" and e.exitcode != 0:
+            return _verdict(
+                finding.slug,
+                "medium",
+                said,
+                f"standard error says: {finding.text}",
+                perhaps=("exited-by-itself",),
+            )
     if e.ready is False and e.exitcode == 1:
         return _verdict(
             "exited-by-itself",
@@ -524,6 +567,18 @@ def _memory(e: Evidence) -> list[str]:
     return said
 
 
+def _to_all(e: Evidence) -> str:
+    if not e.group_signal_ago:
+        return f"the trainer got {e.group_signal} too"
+    return f"{e.group_signal} was sent to the whole process group {e.group_signal_ago:.1f} s before"
+
+
+def _end_of(stderr: str | None, lines: int = 10) -> str:
+    """The last lines that say anything: what stands further up was survived."""
+    said = [line.strip() for line in (stderr or "").splitlines() if line.strip()]
+    return "\n".join(said[-lines:])
+
+
 def _tasks(e: Evidence) -> list[str]:
     if e.pids_max is None:
         return []
@@ -533,19 +588,17 @@ def _tasks(e: Evidence) -> list[str]:
 def _asides(e: Evidence, verdict: Verdict) -> list[str]:
     """What does not decide it but should be known."""
     said = []
-    if (
-        e.descriptors is not None
-        and e.descriptor_limit
-        and e.descriptors > 0.9 * e.descriptor_limit
-    ):
-        said.append(
-            f"the trainer has {e.descriptors} of {e.descriptor_limit} file descriptors open"
-        )
+    for whose, count in (("trainer", e.descriptors), ("worker", e.worker_descriptors)):
+        if count is not None and e.descriptor_limit and count > 0.9 * e.descriptor_limit:
+            said.append(f"the {whose} had {count} of {e.descriptor_limit} file descriptors open")
     if e.pids_refused:
         said.append(f"its control group refused {e.pids_refused} new tasks")
     if e.survived_sigkill:
         said.append("even SIGKILL did not end it")
     said += [f"before that, {note}" for note in e.thread_notes]
+    last = _end_of(e.stderr, 1)[:200]
+    if last and not any(last in reason for reason in verdict.because):
+        said.append(f"the last it wrote to standard error: {last}")
     return said
 
 

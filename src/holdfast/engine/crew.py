@@ -232,7 +232,13 @@ class Crew:
             if current:
                 self._died(report.worker, None, report.errno)
         elif current:
-            self._coroner.reaped(report.worker, cpu=report.cpu, cpu_limit=report.cpu_limit)
+            self._coroner.reaped(
+                report.worker,
+                cpu=report.cpu,
+                cpu_limit=report.cpu_limit,
+                handlers=report.handlers,
+                group=report.group,
+            )
             self._died(report.worker, report.status)
 
     def _died(self, worker: int, status: int | None, errno: int | None = None) -> None:

@@ -86,7 +86,7 @@ class Holdings:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
             threads.find()
-            nursery = Nursery.fork(self._nurse, self.lifeline.reading)
+            nursery = Nursery.fork(self._nurse, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
         self.poll.register(nursery.pidfd, select.POLLIN)
         self._nursery = nursery

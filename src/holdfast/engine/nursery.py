@@ -10,9 +10,9 @@ wrote, in its own process, so nothing the user's modules start can be lost in a 
 
 It has one thread, one loop and one wait: its orders (a socket), its trainer (a pidfd, which neither
 other holders of a socket nor the end of the thread that started us can fool), and its children
-(pidfds). It dies with the trainer and takes the workers along; if it is killed itself, the kernel
-kills them. It is the only one that signals or reaps workers, so no signal can hit a stranger who
-got a dead worker's pid.
+(pidfds) with what they write to standard error (see `tee.py`). It dies with the trainer and takes
+the workers along; if it is killed itself, the kernel kills them. It is the only one that signals or
+reaps workers, so no signal can hit a stranger who got a dead worker's pid.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ from typing import Any
 import torch.multiprocessing
 
 from holdfast.autopsy.blackbox import NURSERY
+from holdfast.autopsy.readers import process
 from holdfast.engine import faults, interrupts
 from holdfast.engine.lifeline import ARM, arm
 from holdfast.engine.protocol import Equipment
+from holdfast.engine.tee import Tee
 from holdfast.memory import codec, threads
 
 __all__ = [
@@ -61,6 +63,8 @@ __all__ = [
 
 # What schedulers and people send to the whole process group is meant for the trainer.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of those: whoever dies, may die of it
+_CRASHES = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 _MESSAGE = 64 * 1024
 DYING = 0.5  # seconds workers have to be gone after SIGKILL, when the pool closes
 SHORTAGES = frozenset(
@@ -96,6 +100,8 @@ class Died:
     status: int
     cpu: float
     cpu_limit: float | None  # the hard one, where the kernel kills; None: unlimited or not known
+    handlers: bool | None  # whether it had handlers for crashes; None: not known
+    group: dict[int, float]  # signals the nursery got too, and when (monotonic)
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class Nursery:
         self.closed = False
 
     @classmethod
-    def fork(cls, nurse: Callable[[Nurse], None], lifeline: int) -> Nursery:
+    def fork(cls, nurse: Callable[[Nurse], None], blackboxes: int, lifeline: int) -> Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
         ours, theirs, trainer = _connections()
         # A signal between the fork and the moment the child ignores it would run the trainer's
@@ -140,7 +146,7 @@ class Nursery:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     ours.close()
                     gc.freeze()
-                    nurse(Nurse(theirs, trainer, lifeline))
+                    nurse(Nurse(theirs, trainer, blackboxes, lifeline))
                     status = 0
                 except BaseException:
                     sys.excepthook(*sys.exc_info())
@@ -292,7 +298,9 @@ class Nursery:
 class Nurse:
     """The loop inside the nursery."""
 
-    def __init__(self, control: socket.socket, trainer: int, lifeline: int) -> None:
+    def __init__(
+        self, control: socket.socket, trainer: int, blackboxes: int, lifeline: int, *others: int
+    ) -> None:
         self.control = control
         self.trainer = trainer
         self.lifeline = lifeline
@@ -301,6 +309,18 @@ class Nurse:
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(trainer, select.POLLIN)
+        taken = (control.fileno(), trainer, blackboxes, lifeline, *others)
+        self.tee = Tee(self.poll, blackboxes, taken)
+        # A reader of the user's standard error that goes away is no reason for us to; nor is a
+        # terminal that stops jobs in the background when they write to it.
+        self.before = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGPIPE, signal.SIGTTOU)
+        }
+        self.group: dict[int, float] = {}
+        signal.set_wakeup_fd(-1)  # of the trainer's event loop, which is to hear of its own only
+        for number in _NOTED:
+            signal.signal(number, self._note)
         self.deadline: float | None = None
         self.killed = False
 
@@ -311,22 +331,36 @@ class Nurse:
         while True:
             for fd, _ in self.poll.poll(self._timeout()):
                 if fd == self.trainer:
-                    self._signal_all()
+                    self._abandon_all()
                     return
                 if fd in self.children:
                     self._bury(fd)
+                elif self.tee.owns(fd):
+                    self.tee.serve(fd)
+                elif fd != self.control.fileno():
+                    continue  # closed by what we dealt with a moment ago
                 elif not self._obey(deliver):
-                    self._signal_all()
+                    self._abandon_all()
                     return
             if self.deadline is not None:
                 if not self.children:
+                    self._finish()
                     return
                 if time.monotonic() >= self.deadline:
-                    if self.killed:
-                        return  # something even SIGKILL does not end; the kernel has it noted
+                    if self.killed:  # something even SIGKILL does not end; the kernel has it noted
+                        self._finish()
+                        return
                     self._signal_all()
                     self.killed = True
                     self.deadline = time.monotonic() + DYING
+
+    def _note(self, number: int, frame: object) -> None:
+        """What reaches the nursery was sent to the whole group: it may be why a worker dies."""
+        self.group[number] = time.monotonic()
+
+    def _finish(self) -> None:
+        _set_signals()  # ignored is what an heir inherits
+        self.tee.finish()
 
     def _timeout(self) -> float | None:
         if self.deadline is None:
@@ -365,6 +399,9 @@ class Nurse:
         fds: list[int],
     ) -> None:
         nursery = os.getpid()
+        words = self.tee.open(worker)
+        if words is not None:
+            fds = [*fds, words]
         try:
             if len(fds) < 2:  # the kernel drops those for which we have no room
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -383,6 +420,9 @@ class Nurse:
                 os.close(self.trainer)
                 for pidfd in self.children:
                     os.close(pidfd)
+                self.tee.in_worker(words)
+                for number, handler in self.before.items():
+                    signal.signal(number, handler or signal.SIG_DFL)
                 status = _bootstrap(
                     worker, self.trainer_pid, lambda: deliver(setup, channel, arena, nursery)
                 )
@@ -396,13 +436,20 @@ class Nurse:
         self._report(Born(worker, generation, pid))
 
     def _bury(self, pidfd: int) -> None:
-        pid, worker, generation = self.children.pop(pidfd)
+        pid, worker, generation = self.children[pidfd]
+        limit = _cpu_limit(pid)  # which the dead have until they are reaped, as they have these:
+        caught = process.caught_signals(pid)
+        reaped, status, usage = os.wait4(pid, os.WNOHANG)
+        if not reaped:
+            return  # the event was for a descriptor that had this number a moment ago
+        del self.children[pidfd]
         self.poll.unregister(pidfd)
-        limit = _cpu_limit(pid)  # which the dead have until they are reaped
-        _, status, usage = os.wait4(pid, 0)
         os.close(pidfd)
+        self.tee.emptied(worker)
         cpu = usage.ru_utime + usage.ru_stime
-        self._report(Died(worker, generation, pid, status, cpu, limit))
+        # The one that ends it is no longer among them.
+        handlers = None if caught is None else len(_CRASHES & caught) >= len(_CRASHES) - 1
+        self._report(Died(worker, generation, pid, status, cpu, limit, handlers, dict(self.group)))
 
     def _signal(self, worker: int, generation: int, number: int) -> None:
         for pidfd, (pid, one, other) in self.children.items():
@@ -412,6 +459,11 @@ class Nurse:
                         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
                 signal.pidfd_send_signal(pidfd, number)
         self._report(Signalled(worker, generation, number))
+
+    def _abandon_all(self) -> None:
+        """Nobody is there any more to close the pool."""
+        self._signal_all()
+        self.tee.empty()
 
     def _signal_all(self) -> None:
         for pidfd in self.children:
@@ -588,7 +640,7 @@ def serve_spawned(
         gc.collect()
         gc.freeze()
         with socket.socket(fileno=control) as line:
-            Nurse(line, trainer, lifeline).serve(deliver)
+            Nurse(line, trainer, blackboxes, lifeline, payload).serve(deliver)
         status = 0
     finally:
         os._exit(status)

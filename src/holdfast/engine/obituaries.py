@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy import thread_notes
-from holdfast.autopsy.blackbox import BlackBoxes
+from holdfast.autopsy.blackbox import BlackBoxes, Size
 from holdfast.autopsy.coroner import Body, Coroner
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
@@ -65,6 +65,8 @@ class Obituary:
     head: m.Task | None  # what it had to answer next
     ready: bool
     errno: int | None
+    stderr: str | None  # the end of what it wrote there
+    size: Size | None  # as it noted it itself
 
     def done(self, machine: m.Machine, actions: Sequence[m.Action]) -> str:
         """What the machine does about it, in words."""
@@ -171,7 +173,15 @@ class Obituaries:
             action="",
             time=time.time(),
         )
-        return Obituary(incident, death, head, machine.ready(worker), ending.errno)
+        return Obituary(
+            incident,
+            death,
+            head,
+            machine.ready(worker),
+            ending.errno,
+            self._boxes.words(worker),
+            self._boxes.size(worker),
+        )
 
     def file(self, obituary: Obituary, action: str) -> None:
         """Keep for examination what will not be the same in a moment."""
@@ -189,6 +199,8 @@ class Obituaries:
                 batch=incident.batch,
                 sample=incident.sample,
                 ready=obituary.ready,
+                stderr=obituary.stderr,
+                size=obituary.size,
             )
         self._filed.append((obituary, incident, body))
 

@@ -93,6 +93,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         setup.generation,
     )
     recorder = Recorder(equipment.blackboxes, setup.workers, setup.worker)
+    keeper.noted = recorder.measured
     # torch puts its own handlers first, which would hide the stack; we do not install them.
     faulthandler.disable()
     faulthandler.enable(file=recorder.dump_fd, all_threads=True)

@@ -23,6 +23,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.autopsy.readers import HERE, process
@@ -72,6 +73,8 @@ class Housekeeper:
 
     def __init__(self, allowance: Allowance) -> None:
         self.allowance = allowance
+        self.noted: Callable[[int, int, float], None] | None = None
+        """Told of every measurement: resident and shared bytes, and when."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._birth = self._anonymous()
         self._trimmed = 0
@@ -192,4 +195,7 @@ class Housekeeper:
 
     def _anonymous(self) -> int:
         fields = os.pread(self._statm, 128, 0).split()
-        return (int(fields[1]) - int(fields[2])) * _PAGE
+        resident, shared = int(fields[1]) * _PAGE, int(fields[2]) * _PAGE
+        if self.noted is not None:
+            self.noted(resident, shared, time.monotonic())
+        return resident - shared

@@ -141,8 +141,12 @@ def _answer(found: Explanation, as_json: bool) -> None:
         return
     out = terminal.console()
     if not found.verdicts:
-        what = "an empty text" if found.blank else f"these {found.lines} lines"
+        lines = "this line" if found.lines == 1 else f"these {found.lines} lines"
+        what = "an empty text" if found.blank else lines
         out.print(f"No failure of data loading that we know stands in {what}.")
+        if found.ending:
+            out.print("The last error in it is of another kind:")
+            out.print(Text(f"    {found.ending}"))
         out.print(
             f"Looked for: {found.messages} messages of {len(CATALOGUE)} causes, of torch, Python, "
             "glibc, the kernel, CUDA, Docker, Kubernetes and Slurm (holdfast explain --list)."

@@ -157,18 +157,14 @@ CAUSES = (
         ),
         evidence=(
             "SIGKILL, not in our own kill ledger, no `oom_kill` counter moved in the worker's control "
-            "group, in any above it, or in `/proc/vmstat`, and no limit on CPU time was reached. Or "
-            "SIGTERM to one worker, with the trainer and the other workers untouched."
+            "group, in any above it, or in `/proc/vmstat` (or the kernel's log names others for all that "
+            "was counted), and no limit on CPU time was reached. Or SIGTERM to one worker, with the "
+            "trainer and the other workers untouched."
         ),
         signs=(
             report(r"earlyoom\[\d+\]: sending SIG(KILL|TERM) to process \d+"),
             proof(r"systemd-oomd\[\d+\]: (Considered|Killed) .*(pressure|swap)"),
             proof(r"systemd-oomd killed \d+ process"),
-            sign(
-                r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT .* DUE TO TIME LIMIT"
-            ),
-            sign(r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT "),
-            sign(r"=>> PBS: job killed: walltime"),
             sign(r"is killed by signal: (Terminated|Hangup)"),
         ),
         explains=("killed-unexplained", "exited-unexpectedly"),
@@ -244,21 +240,29 @@ CAUSES = (
             "before preemption or at a time limit. With torch the workers die first and the loader "
             "raises before the trainer can save its checkpoint."
         ),
-        evidence="SIGTERM to several processes within milliseconds, the trainer among them.",
+        evidence=(
+            "SIGTERM to several processes within milliseconds: the trainer has it pending, or the process "
+            "that starts the workers has got it too. Or SIGKILL within two minutes of that, with no "
+            "`oom_kill` counter moved."
+        ),
         signs=(
             sign(
                 r"worker \(pid (\d+)\) is killed by signal: (Terminated|Hangup)[\s\S]{0,8000}"
                 r"worker \((pid (?!\1\b)\d+\) is killed by signal: \2|pid\(s\) \d+, \d)"
             ),
             proof(
-                r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION"
+                r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT \S+ DUE TO "
+                r"(PREEMPTION|TIME LIMIT)"
             ),
+            sign(r"slurmstepd: error: \*\*\* (JOB|STEP) [\d.]+ ON \S+ CANCELLED AT "),
+            proof(r"=>> PBS: job killed: walltime"),
+            proof(r"The node was low on resource: [\w-]+"),
             sign(r"Sending process \d+ closing signal SIG(TERM|HUP)"),
             sign(r"SignalException: Process \d+ got signal: (15|1)\b"),
             hint(r"exit(ed)? (with )?(code|status):? ?143\b"),
         ),
         explains=("exited-unexpectedly", "killed-from-outside"),
-        see=("killed-from-outside",),
+        see=("killed-from-outside", "group-oom"),
         remedies=(
             todo("Save when asked to stop", "signal.signal(signal.SIGTERM, save_and_exit)"),
             todo(
@@ -266,7 +270,17 @@ CAUSES = (
                 "#SBATCH --signal=TERM@120 --requeue",
                 "slurm",
             ),
+            todo(
+                "See whether the time limit was reached",
+                "sacct -j $SLURM_JOB_ID --format=State,ExitCode,Elapsed,Timelimit",
+                "slurm",
+            ),
             todo("Give the pod time to save", "terminationGracePeriodSeconds: 300", "kubernetes"),
+            todo(
+                "A pod that uses more than it asked for is the first to be evicted: ask for what it needs",
+                "resources: {{requests: {{memory: {memory_wanted}Gi}}}}",
+                "kubernetes",
+            ),
             todo("Give the container time to save", "docker stop --time 300 CONTAINER", "docker"),
         ),
         already="Workers ignore SIGTERM, SIGHUP and SIGINT and serve the trainer until it stops.",

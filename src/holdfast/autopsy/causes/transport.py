@@ -32,7 +32,12 @@ CAUSES = (
             sign(r"/dev/shm[^\n]{0,80}No space left on device"),
             hint(r"Fatal Python error: Bus error"),
         ),
-        explains=("exited-unexpectedly", "silent-stall", "sigbus-not-shm"),
+        explains=(
+            "exited-unexpectedly",
+            "silent-stall",
+            "sigbus-not-shm",
+            "lost-batch-unpicklable-result",
+        ),
         see=("sigbus-not-shm", "file-system-strategy"),
         remedies=(
             todo("See how much there is (now {shm_total}, {shm_free} free)", "df -h /dev/shm"),
@@ -110,6 +115,7 @@ CAUSES = (
             sign(r"\bEMFILE\b"),
         ),
         explains=(
+            "lost-batch-unpicklable-result",
             "bad-sample",
             "python-exception",
             "silent-stall",
@@ -172,8 +178,12 @@ CAUSES = (
         ),
         evidence="A traceback through `_feed` of multiprocessing/queues.py, and then silence.",
         signs=(
-            proof(r"Exception in thread QueueFeederThread"),
-            proof(r"multiprocessing/queues\.py\", line \d+, in _feed"),
+            proof(
+                r"multiprocessing/queues\.py\", line \d+, in _feed[\s\S]{0,4000}?"
+                r"(PicklingError|an't pickle|annot pickle)"
+            ),
+            sign(r"Exception in thread QueueFeederThread"),
+            sign(r"multiprocessing/queues\.py\", line \d+, in _feed"),
         ),
         explains=("unpicklable-args", "silent-stall"),
         see=("unpicklable-args", "silent-stall"),

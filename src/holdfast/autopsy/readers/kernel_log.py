@@ -16,12 +16,16 @@ from dataclasses import dataclass
 
 from holdfast.autopsy.readers import HERE, Roots, process
 
-__all__ = ["KernelLog", "Subject", "about", "read", "subject"]
+__all__ = ["KernelLog", "Subject", "about", "newer", "read", "subject"]
 
 _RECORDS = 20_000  # of /dev/kmsg, at most
 _RING = 8192  # bytes of one record
 _SLACK = 30.0  # seconds
-_LATER = 5.0  # seconds a command may take
+_LATER = 2.0  # seconds a command may take
+_COMMANDS = (
+    ["dmesg"],
+    ["journalctl", "-k", "-q", "-b", "--no-pager", "-n", "5000", "-o", "short-monotonic"],
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,21 @@ def read(
     if lines is not None:
         return KernelLog(str(roots.kmsg), tuple(lines))
     if commands:
-        for command in (["dmesg"], ["journalctl", "-k", "-q", "-b", "--no-pager", "-n", "5000"]):
+        for command in _COMMANDS:
             output = _run(command)
             if output:
-                return KernelLog(command[0], tuple(output.splitlines()))
+                return KernelLog(command[0], tuple(newer(output.splitlines(), since - _SLACK)))
     return None
+
+
+def newer(lines: Iterable[str], since: float) -> list[str]:
+    """Of lines that begin with ``[seconds]``, those from then on; a line without is of no use."""
+    found = []
+    for line in lines:
+        match = re.match(r"\[\s*(\d+\.\d+)\]", line)
+        if since == -math.inf or (match is not None and float(match[1]) >= since):
+            found.append(line)
+    return found
 
 
 def about(pid: int, lines: Iterable[str]) -> tuple[str, ...]:

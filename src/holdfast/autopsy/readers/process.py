@@ -19,6 +19,7 @@ __all__ = [
     "Meminfo",
     "Size",
     "activity",
+    "caught_signals",
     "data",
     "descriptors",
     "in_first_namespace",
@@ -154,13 +155,19 @@ def threads(pid: int | str, roots: Roots = HERE) -> int | None:
 
 def pending_signals(pid: int | str, roots: Roots = HERE) -> frozenset[int]:
     """Signals that wait to be delivered to a process."""
-    found: set[int] = set()
-    for mask in re.findall(
-        r"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)$", _status(pid, roots), re.MULTILINE
-    ):
-        bits = int(mask, 16)
-        found |= {bit + 1 for bit in range(64) if bits >> bit & 1}
-    return frozenset(found)
+    masks = re.findall(r"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)$", _status(pid, roots), re.MULTILINE)
+    return frozenset().union(*map(_signals, masks))
+
+
+def caught_signals(pid: int | str, roots: Roots = HERE) -> frozenset[int] | None:
+    """Signals a process has handlers for. A zombie still has them."""
+    match = re.search(r"^SigCgt:\s+([0-9a-f]+)$", _status(pid, roots), re.MULTILINE)
+    return None if match is None else _signals(match[1])
+
+
+def _signals(mask: str) -> frozenset[int]:
+    bits = int(mask, 16)
+    return frozenset(bit + 1 for bit in range(64) if bits >> bit & 1)
 
 
 def limits(pid: int | str, roots: Roots = HERE) -> Limits | None:
