@@ -399,13 +399,13 @@ class Nurse:
         fds: list[int],
     ) -> None:
         nursery = os.getpid()
-        words = self.tee.open(worker)
-        if words is not None:
-            fds = [*fds, words]
         try:
             if len(fds) < 2:  # the kernel drops those for which we have no room
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             channel, arena = fds
+            words = self.tee.open(worker)
+            if words is not None:
+                fds = [*fds, words]
             faults.strike_start("fork", worker, generation)
             pid = os.fork()
         except OSError as error:
