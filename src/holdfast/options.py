@@ -16,7 +16,7 @@ from holdfast.engine.machine import RestartPolicy
 from holdfast.memory.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "Options", "parse"]
+__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "Options", "budget_in_bytes", "parse"]
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
 Memory = int | str | None
