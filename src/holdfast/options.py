@@ -16,7 +16,7 @@ from holdfast.engine.settings import Settings
 from holdfast.memory.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "parse"]
+__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "budget_in_bytes", "parse"]
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
 Memory = int | str | None
@@ -56,7 +56,7 @@ def parse(
         limit=_limit(max_bad_samples),
         quarantine=_quarantine(quarantine),
         logbook=_logbook(logbook),
-        memory_budget=_memory("memory_budget", memory_budget, "2GiB"),
+        memory_budget=budget_in_bytes(memory_budget),
         worker_memory_limit=_memory("worker_memory_limit", worker_memory_limit, "1GiB"),
     )
 
@@ -165,6 +165,10 @@ def _logbook(value: Any) -> str | None:
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"logbook={value!r} is a file; {right}")
     return path
+
+
+def budget_in_bytes(value: Any) -> int | Literal["auto"] | None:
+    return _memory("memory_budget", value, "2GiB")
 
 
 def _memory(name: str, value: Any, example: str) -> int | Literal["auto"] | None:

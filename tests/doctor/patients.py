@@ -99,6 +99,11 @@ class Streaming(IterableDataset[Any]):
         return iter(range(200))
 
 
+class Refusing(Healthy):
+    def __init__(self) -> None:
+        raise FileNotFoundError(2, "no such folder", "/data")
+
+
 class Ragged(Healthy):
     """Samples that the default collate_fn cannot put together."""
 

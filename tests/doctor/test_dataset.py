@@ -305,7 +305,7 @@ def test_a_dataset_a_class_a_function_and_a_loader_are_found(name: str) -> None:
     assert isinstance(found.dataset, patients.Healthy)
     if name == "loader":
         assert found.settings["batch_size"] == 7
-        assert found.settings["memory_budget"] == "1GiB"
+        assert found.settings["memory_budget"] == GIB
 
 
 def test_a_function_is_given_what_it_needs() -> None:

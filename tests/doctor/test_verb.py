@@ -34,3 +34,19 @@ def test_wrong_usage_is_neither() -> None:
     done = doctor("tests.doctor.nobody:x")
     assert done.exit_code == 2
     assert "there is no module" in done.output
+
+
+def test_a_dataset_that_cannot_be_made_is_bad_and_its_traceback_is_shown() -> None:
+    done = doctor("tests.doctor.patients:Refusing", "--json")
+    assert done.exit_code == 3, done.output
+    answer = json.loads(done.stdout)
+    (check,) = answer["tests.doctor.patients:Refusing"]
+    assert check["meaning"] == "failed: FileNotFoundError: [Errno 2] no such folder: '/data'"
+    assert "patients.py" in done.stderr
+    assert len(answer["machine"]) > 10
+
+
+def test_a_budget_that_is_none_is_wrong_usage() -> None:
+    done = doctor("tests.doctor.patients:healthy", "--memory-budget", "5parsecs")
+    assert done.exit_code == 2
+    assert "memory_budget='5parsecs' is no amount of memory" in done.output

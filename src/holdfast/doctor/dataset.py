@@ -72,6 +72,15 @@ def examine(
     return checks
 
 
+def cannot_be_made(error: BaseException) -> Check:
+    """When importing or making it failed already."""
+    return bad(
+        "making it",
+        f"failed: {type(error).__name__}: {error}",
+        "--arg NAME=VALUE   # if it needs arguments",
+    )
+
+
 # -- by looking ---------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from holdfast.options import budget_in_bytes
+
 __all__ = ["Found", "SourceError", "any_dataset", "arguments", "dataset", "named"]
 
 
@@ -141,7 +143,7 @@ class Found:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "collate_fn", "memory_budget")
+_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "collate_fn")
 
 
 def any_dataset(spec: str, given: Mapping[str, Any]) -> Found:
@@ -159,6 +161,8 @@ def any_dataset(spec: str, given: Mapping[str, Any]) -> Found:
     if isinstance(found, DataLoader):
         known = {name: getattr(found, name, None) for name in _SETTINGS}
         settings = {name: value for name, value in known.items() if value}
+        if hasattr(found, "memory_budget"):  # ours
+            settings["memory_budget"] = budget_in_bytes(found.memory_budget)
         found = found.dataset
     if not _is_dataset(found):
         raise SourceError(

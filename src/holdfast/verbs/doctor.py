@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from typing import Any, Literal
 
 import click
@@ -61,19 +62,22 @@ def doctor(
     parts: dict[str, list[Check]] = {}
     found = None
     if target is not None:
+        budget = _budget(memory_budget)  # before the dataset is made, which may take long
         try:
             found = source.any_dataset(target, source.arguments(args))
-            budget = _budget(memory_budget, found)
-        except ValueError as error:
+        except source.SourceError as error:
             raise click.UsageError(str(error)) from None
+        except (Exception, SystemExit) as error:  # the user's own, from importing or making it
+            click.echo(traceback.format_exc(), err=True)
+            parts[target] = [patient.cannot_be_made(error)]
     here = Surroundings.look()
-    parts["machine"] = machine.examine(here)
+    parts = {"machine": machine.examine(here), **parts}
     if target is not None and found is not None:
         plan = patient.Plan(
             batch_size or found.settings.get("batch_size", 32),
             num_workers or found.settings.get("num_workers", 4),
             prefetch_factor or found.settings.get("prefetch_factor", 2),
-            budget,
+            found.settings.get("memory_budget", "auto") if memory_budget is None else budget,
             samples,
             seconds,
             found.settings.get("collate_fn"),
@@ -88,13 +92,14 @@ def doctor(
     sys.exit(EXIT[worst(check for part in parts.values() for check in part)])
 
 
-def _budget(given: str | None, found: source.Found) -> int | Literal["auto"] | None:
-    """The budget that is asked for, else the loader's, checked as the loader checks it."""
-    value: Any = found.settings.get("memory_budget", "auto") if given is None else given
+def _budget(given: str | None) -> int | Literal["auto"] | None:
+    """The budget that is asked for, checked as the loader checks it."""
+    value: Any = "auto" if given is None else given
     if given is not None and given.lower() == "none":
         value = None
     elif given is not None and given.isdigit():
         value = int(given)
-    return options.parse(
-        max_restarts="auto", stall_timeout=None, num_workers=1, memory_budget=value
-    ).memory_budget
+    try:
+        return options.budget_in_bytes(value)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+import traceback
 from dataclasses import asdict
 
 import click
@@ -62,6 +63,11 @@ def leaks(
         dataset = source.any_dataset(spec, source.arguments(args)).dataset
     except SourceError as error:
         raise click.UsageError(str(error)) from None
+    except (Exception, SystemExit):  # the user's own, from importing or making it
+        click.echo(
+            f"Nothing can be said: the dataset cannot be made\n{traceback.format_exc()}", err=True
+        )
+        sys.exit(NOT_FINISHED)
     say = terminal.Progress(quiet=as_json or not sys.stderr.isatty())
     try:
         found = tracing.trace(dataset, samples, rounds, start_method, say)
