@@ -60,7 +60,11 @@ def kill():
 
 if __name__ == "__main__":
     how, folder = sys.argv[1:]
-    loader = DataLoader(Breaks(how, folder), batch_size=4, num_workers=2, logbook=folder + "/book")
+    # Without a limit for workers: with one, a sample that eats is stopped before the kernel kills.
+    loader = DataLoader(
+        Breaks(how, folder), batch_size=4, num_workers=2, logbook=folder + "/book",
+        worker_memory_limit=None,
+    )
     got = [int(one) for batch in loader for one in batch]
     told = [one.to_json() for one in loader.incidents]
     print(json.dumps({"got": got, "incidents": told}))
