@@ -61,9 +61,10 @@ def kill():
 
 if __name__ == "__main__":
     how, folder, method = sys.argv[1:]
+    # Without a limit for workers: with one, a sample that eats is stopped before the kernel kills.
     loader = DataLoader(
         Breaks(how, folder), batch_size=4, num_workers=2, logbook=folder + "/book",
-        multiprocessing_context=method,
+        multiprocessing_context=method, worker_memory_limit=None,
     )
     got = [int(one) for batch in loader for one in batch]
     told = [one.to_json() for one in loader.incidents]
