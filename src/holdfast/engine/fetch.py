@@ -19,6 +19,8 @@ from holdfast.memory.collate import Placement, stacks
 
 __all__ = ["Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
+SELDOM = 15  # batches, after one of small samples, until one is looked at for large ones again
+
 
 def _nothing() -> None:
     pass
@@ -48,6 +50,7 @@ class Fetcher:
         self.faults = faults
         self.step = "fetch"  # what it was doing when it raised
         self.tidy: Callable[[], None] = _nothing  # called after every few samples
+        self._leave_out = 0  # batches in which not to look for large samples
 
     def _collate(self, task: int, data: Any) -> Any:
         if self.faults:
@@ -63,6 +66,9 @@ class Fetcher:
 
     def _placement(self, index: Any) -> Placement | None:
         if self.arena is None:
+            return None
+        if self._leave_out:
+            self._leave_out -= 1
             return None
         try:
             size = len(index)
@@ -115,6 +121,7 @@ class MapFetcher(Fetcher):
                 if not position & 3:
                     tidy()
                 if placement.useless:
+                    self._leave_out = SELDOM
                     break
         for position, key in keys:
             cell[0] = position
@@ -157,6 +164,8 @@ class IterableFetcher(Fetcher):
                 break
             if not position & 3:
                 self.tidy()
+        if placement is not None and placement.useless:
+            self._leave_out = SELDOM
         if not data or (self.drop_last and len(data) < len(index)):
             raise StopIteration
         return self._collate(task, data)

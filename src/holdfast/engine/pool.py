@@ -63,6 +63,8 @@ from holdfast.samples.ledger import Account
 
 __all__ = ["Pool", "TimedOut"]
 
+BRISK = 0.0005  # seconds: who had to wait no longer for a batch looks for the next one itself
+LOOKS = 30  # for so many times, which takes about 50 microseconds
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
 
 
@@ -92,6 +94,7 @@ class Pool:
         self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
         self._midway = False  # in the middle of something that nobody can go on from
+        self._brisk = False  # the last batch came soon
         self._auto_collation = blueprint.auto_collation
         self.lock = threading.RLock()
         method = "fork" if payload is None else "spawn"
@@ -315,11 +318,15 @@ class Pool:
         """Wait for something to happen and deal with it; whether a worker was heard."""
         if self.crew.hear_awaited():
             return True
+        if self._brisk and self._hear_soon():
+            return True
         limit = self.crew.interval()
         wait = limit if timeout is None else min(limit, max(0.0, timeout))
+        began = time.monotonic()
         self._midway = False
         events = self.holdings.poll.poll(wait * 1000)
         self._midway = True
+        self._brisk = time.monotonic() - began < BRISK
         heard = False
         for fd, mask in events:
             if self.watch.stage is not OPEN:
@@ -327,6 +334,17 @@ class Pool:
             heard |= self.crew.attend(fd, mask)
         self.crew.mind_the_time()
         return heard
+
+    def _hear_soon(self) -> bool:
+        """Batches follow each other so quickly that to sleep and be woken would take longer: let
+        others run for a moment, and look again."""
+        for _ in range(LOOKS):
+            self._midway = False
+            os.sched_yield()
+            self._midway = True
+            if self.crew.hear_awaited():
+                return True
+        return False
 
     # -- watching and closing -------------------------------------------------------------
 
