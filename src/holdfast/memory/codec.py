@@ -445,7 +445,7 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
     outline = _outline(batch, spans)
     if outline is None:
         return _frame(spans, None, _pickle(batch, spans, _Pickler), arena)
-    return _small_frame(spans, outline) or _frame(spans, outline, b"", arena)
+    return _plain_frame(spans, outline, arena) or _frame(spans, outline, b"", arena)
 
 
 def encode_for_start(value: Any) -> bytes:
@@ -480,14 +480,23 @@ def _frame(spans: list[_Span], outline: Any, pickled: bytes, arena: Arena | None
 _heads: dict[Any, bytes] = {}
 
 
-def _small_frame(spans: list[_Span], outline: Any) -> bytes | None:
-    """What `_frame` makes of a few small tensors. One batch is like the next in all but its bytes:
-    what stands before those is made once."""
+def _plain_frame(spans: list[_Span], outline: Any, arena: Arena | None) -> bytes | None:
+    """What `_frame` makes of a few tensors that are small, or fill a block each. Such a batch is
+    like others before it in all but its bytes: what stands before those is made once."""
     small: list[bytes] = []
+    blocks: list[int] = []
     total = 0
     for _, address, nbytes, _, _, layout, _ in spans:
-        if not nbytes or layout is not None or total + nbytes > SMALL:
+        if not nbytes or layout is not None:
             return None
+        if nbytes >= SMALL:
+            found = None if arena is None else arena.find(address, nbytes)
+            if arena is None or found is None or arena.nbytes_of(found[0]) != nbytes:
+                return None
+            if found[0] in blocks:
+                return None  # two storages on it must not become one
+            blocks.append(found[0])
+            continue
         small.append(ctypes.string_at(address, nbytes))
         if nbytes % _ALIGN:
             small.append(_PADDING[nbytes % _ALIGN :])
@@ -496,18 +505,32 @@ def _small_frame(spans: list[_Span], outline: Any) -> bytes | None:
     if total > SMALL:
         return None
     shapes = [(span[_CODE], span[_SIZE]) for span in spans]
-    key = (tuple(outline) if isinstance(outline, list) else outline, *shapes)
+    key = (tuple(outline) if isinstance(outline, list) else outline, *blocks, *shapes)
     head = _heads.get(key)
     if head is None:
-        entries, at = [], 0
-        for (code, size), span in zip(shapes, spans, strict=True):
-            entries.append((code, (-1, at), size, None))
-            at += span[_NBYTES] + -span[_NBYTES] % _ALIGN
-        table = marshal.dumps(([], [], [], [], entries, outline, None), 2)
-        head = _HEADER.pack(len(table), 0, total) + table
+        head = _head_of(spans, outline, blocks, total)
         if len(_heads) < 256:
             _heads[key] = head
+    if arena is not None:
+        for offset in blocks:
+            arena.publish(offset)
     return b"".join((head, *small))
+
+
+def _head_of(spans: list[_Span], outline: Any, blocks: list[int], total: int) -> bytes:
+    entries: list[_Entry] = []
+    sizes: list[int] = []
+    at = 0
+    for span in spans:
+        nbytes, place = span[_NBYTES], (-1, at)
+        if nbytes >= SMALL:
+            place = (len(sizes), 0)
+            sizes.append(nbytes)
+        else:
+            at += nbytes + -nbytes % _ALIGN
+        entries.append((span[_CODE], place, span[_SIZE], None))
+    table = marshal.dumps((blocks, sizes, [], [], entries, outline, None), 2)
+    return _HEADER.pack(len(table), 0, total) + table
 
 
 def _pickle(batch: Any, spans: list[_Span], kind: type[_Pickler]) -> bytes:
