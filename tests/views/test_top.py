@@ -150,7 +150,7 @@ def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_
     ("pid", "words"),
     [
         (None, "no loader workers are running"),
-        (os.getpid(), "no loader workers now"),
+        pytest.param(os.getpid(), "no loader workers now", id="ours"),
         (2**22, "has ended"),
     ],
 )
