@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +55,13 @@ def test_the_slope_is_what_it_is() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_look_says_nothing(count: int) -> None:
     assert classify(CURVES["python-leak"][:count]) is None
+
+
+def test_what_the_first_batches_take_is_no_slope() -> None:
+    first, second, *_ = CURVES["python-leak"]
+    few = dataclasses.replace(second, batches=2, private=700 * MIB, anonymous=700 * MIB)
+    assert classify([first, few]) is None
+    assert classify([first, dataclasses.replace(few, batches=3)]) is not None
 
 
 def test_it_is_said_when_it_matters_with_slope_end_and_what_to_do() -> None:

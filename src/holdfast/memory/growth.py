@@ -25,6 +25,7 @@ __all__ = ["Growth", "Kind", "Point", "classify", "in_a_line"]
 Kind = Literal["copy-on-write", "python-leak", "native-leak", "cache", "allocator", "prefetch"]
 
 ENOUGH: Final = 24 << 20  # bytes of growth that are worth a word
+FEWEST: Final = 3  # batches that make a slope: what the first ones take is a start
 FADING: Final = 0.35  # of its first speed: it levels off
 HALF_A_DAY: Final = 12 * 3600.0
 
@@ -56,7 +57,7 @@ def classify(points: Sequence[Point]) -> Growth | None:
         return None
     first, last = points[0], points[-1]
     batches, seconds = last.batches - first.batches, last.at - first.at
-    if batches <= 0 or seconds <= 0:
+    if batches < FEWEST or seconds <= 0:
         return None
 
     def growth(kind: Kind, total: int) -> Growth:
