@@ -171,12 +171,14 @@ def test_without_anything_to_read_it_says_so(tmp_path: Path) -> None:
 
 
 def test_memory_goes_into_the_logbook(tree: Tree, tmp_path: Path) -> None:
-    made = Coroner("fork", 2, Logbook(tmp_path / "book"), tree.roots)
+    book = Logbook(tmp_path / "book")
+    made = Coroner("fork", 2, book, tree.roots)
     made.begin()
     made.born(0, 7)
     made._next_look = 0
     made.look(time.monotonic())
     made.look(time.monotonic())  # too soon for another
+    book.flush()
     (record,) = read(tmp_path / "book").memory
     assert record["workers"] == {"0": 5000 * os.sysconf("SC_PAGE_SIZE")}
     assert record["limit"] == 1 << 30

@@ -26,6 +26,7 @@ print("writing", flush=True)
 number = 0
 while True:
     book.memory({"writer": sys.argv[3], "number": number, "filling": "x" * (number % 5000)})
+    book.flush()
     book.begin({"number": number})
     number += 1
 """
@@ -55,7 +56,9 @@ def test_a_kill_at_any_moment_leaves_it_readable(tmp_path: Path) -> None:
     for process in writers:
         time.sleep(chance.random() * 0.1)
         end(process)
-    Logbook(tmp_path).memory({"writer": "last", "number": 0})
+    last = Logbook(tmp_path)
+    last.memory({"writer": "last", "number": 0})
+    last.flush()
     story = read(tmp_path)
     assert story.damaged <= len(writers)
     assert story.memory[-1]["writer"] == "last"
@@ -82,6 +85,7 @@ def test_its_size_is_bounded_and_the_end_is_kept(tmp_path: Path) -> None:
     book = Logbook(tmp_path, limit=limit)
     for number in range(2000):
         book.memory({"number": number})
+        book.flush()
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert sum(sizes) <= 2 * limit + 200
     numbers = [record["number"] for record in read(tmp_path).memory]
@@ -144,6 +148,7 @@ def test_the_story_is_told(tmp_path: Path) -> None:
     )  # fmt: skip
     book.bad_sample({"index": 7, "error": "OSError", "message": "[x] is broken", "action": "skip"})
     book.memory({"trainer_bytes": 1 << 30, "workers": {"0": 1 << 20}})
+    book.flush()
     result = CliRunner().invoke(main, ["incidents", str(tmp_path), "--stacks"])
     assert result.exit_code == 1
     for words in ("worker 3 was killed", "oom_kill went up by 1", "bad sample 7: OSError: [x] is broken; skip", "1 × oom-killed",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import holdfast
+from holdfast import lines
 from holdfast.autopsy.coroner import Coroner
 from holdfast.autopsy.readers import kernel_log
 from tests.faults.outside import kill_and_see_it_dead
@@ -59,3 +62,52 @@ def test_a_death_that_cannot_be_examined_is_listed_all_the_same(
     assert seen == list(range(40))
     assert [(one.kind, one.cause) for one in loader.incidents] == [("killed", "unknown")]
     assert eventually(lambda: "nothing is where it should be" in caplog.text)
+
+
+def test_an_examination_without_end_delays_neither_the_next_death_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log handler that hangs, a disk that is gone: the workers end all the same."""
+    examining, go_on = threading.Event(), threading.Event()
+
+    def hangs(*_: Any, **__: Any) -> None:
+        examining.set()
+        assert go_on.wait(DEADLINE)
+
+    monkeypatch.setattr(kernel_log, "read", hangs)
+    loader = holdfast.DataLoader(range(40), num_workers=2)
+    iterator = iter(loader)
+    first = iterator._workers[0].pid
+    kill_and_see_it_dead(first)
+    assert examining.wait(DEADLINE)
+    kill_and_see_it_dead(iterator._workers[1].pid)
+    assert eventually(lambda: iterator._workers[1].is_alive(), DEADLINE)  # nobody is in next()
+    pids = [worker.pid for worker in iterator._workers]
+    loader.close()
+    try:
+        assert eventually(lambda: not any(map(psutil.pid_exists, pids)), DEADLINE)
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+
+
+def test_a_logbook_that_cannot_be_written_keeps_no_batch_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def hangs(*_: Any, **__: Any) -> None:
+        writing.set()
+        assert go_on.wait(DEADLINE)
+
+    monkeypatch.setattr(lines, "append", hangs)
+    with holdfast.DataLoader(range(60), num_workers=2, logbook=tmp_path) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        iterator._pool.crew._coroner._next_look = 0.0  # as if five seconds had passed
+        kill_and_see_it_dead(iterator._workers[0].pid)
+        assert writing.wait(DEADLINE)
+        seen += [int(batch) for batch in iterator]
+        assert not go_on.is_set()
+        go_on.set()
+    assert seen == list(range(60))

@@ -76,11 +76,15 @@ class BlackBoxes:
         self.workers = workers
         self.fd = os.memfd_create(NAME)
         try:
-            os.ftruncate(self.fd, workers * (_REGION + _DUMP))
-        except OSError:
-            os.ftruncate(self.fd, workers * (_REGION + _SHORT_DUMP))
-        self._dump = _dump_size(self.fd, workers)
-        self._memory = mmap.mmap(self.fd, workers * _REGION)
+            try:
+                os.ftruncate(self.fd, workers * (_REGION + _DUMP))
+            except OSError:
+                os.ftruncate(self.fd, workers * (_REGION + _SHORT_DUMP))
+            self._dump = _dump_size(self.fd, workers)
+            self._memory = mmap.mmap(self.fd, workers * _REGION)
+        except BaseException:
+            os.close(self.fd)
+            raise
         for worker in range(workers):
             self.clear(worker)
 

@@ -21,6 +21,7 @@ import platform
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -63,6 +64,7 @@ class Logbook:
         self.folder = top / f"rank-{self.rank}" if self.rank else top
         self.limit = limit
         self.failed = False  # a record could not be written, which was said
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=100)  # some minutes of a dead disk
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, options: Mapping[str, Any]) -> None:
@@ -89,7 +91,22 @@ class Logbook:
         self._append("bad_samples", record)
 
     def memory(self, record: Mapping[str, Any]) -> None:
-        self._append("memory", record)
+        """To be written by the next `flush`: who measures must not be kept waiting by a disk."""
+        self._waiting.append({"time": time.time(), **record})
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something for `flush`."""
+        return bool(self._waiting)
+
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        while self._waiting:
+            try:
+                record = self._waiting.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self._append("memory", record)
 
     def _append(self, kind: str, record: Mapping[str, Any]) -> None:
         whole = {"time": time.time(), "rank": self.rank, "trainer": os.getpid()}

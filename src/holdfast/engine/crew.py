@@ -1,8 +1,8 @@
 """The driver of the machine: what has happened becomes events, actions become system calls.
 
-Everything here runs under the pool's lock, in the consumer's thread or in the watch's, and waits
-for nobody (but for the workers' end, when the pool is closed). What the consumer sees of it is in
-`pool`.
+Everything here runs under the pool's lock, in the consumer's thread or in the watch's. It waits for
+the workers' end when the pool is closed; else never long, and `pool` says where. What the consumer
+sees of it is in `pool` too.
 """
 
 from __future__ import annotations
@@ -225,6 +225,7 @@ class Crew:
             if current:
                 place.pid, place.exitcode = report.pid, None
                 self._coroner.born(report.worker, report.pid)
+                self._warden.born(report.worker)
         elif isinstance(report, Signalled):
             if current and report.signal == signal.SIGKILL:
                 place.kill_confirmed = True
@@ -278,6 +279,7 @@ class Crew:
         event = m.WorkerDied(worker, machine.generation(worker), obituary.death)
         actions = machine.handle(event)
         if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
+            self.carry_out(actions)
             return  # it has been said that it is tried again
         replaced = starts(actions, worker)
         if obituary.gives_up_sample:

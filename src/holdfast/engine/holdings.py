@@ -60,8 +60,6 @@ class Holdings:
         self._payload = payload
         self._nursery: Nursery | None = None
         with contextlib.ExitStack() as undo:
-            if payload is not None:
-                undo.callback(payload.close)
             self.lifeline = Lifeline()
             undo.callback(self.lifeline.cut)
             self.boxes = BlackBoxes(workers)
@@ -122,7 +120,8 @@ class Holdings:
         """Make what a start needs and was lost. An OSError leaves everything as it was."""
         if self.nursery.closed:
             strike_start("make-nursery", worker, generation)
-            self._new_nursery()
+            with registry.descriptors():
+                self._new_nursery()
         if self.places[worker].spoiled:
             strike_start("make-arena", worker, generation)
             self._new_arena(worker)

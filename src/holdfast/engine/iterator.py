@@ -312,12 +312,19 @@ class ProcessIterator(_BaseDataLoaderIter):
                     if not isinstance(taken, m.Delivery):
                         pool.epoch.taken = None
                         break
-                    if _answer(taken) is not DROPPED:
-                        data = self._unwrap(taken)
+                    answer = _answer(taken)
+                    if answer is not DROPPED:
+                        if not isinstance(answer, Parcel):
+                            break
+                        data = self._unwrap(answer)
                         pool.unpacked()
                         pool.epoch.taken = None  # last: a signal handler may have raised before
                         return data
                     pool.epoch.taken = None
+            if isinstance(taken, m.Delivery):
+                error = self._error(taken)  # without the lock: it asks the user's own code
+                pool.put_aside(taken)
+                raise error
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except (KeyboardInterrupt, SystemExit, TooManyBadSamples):
@@ -353,15 +360,10 @@ class ProcessIterator(_BaseDataLoaderIter):
             self._pool.epoch.taken = None
             raise
 
-    def _unwrap(self, delivery: m.Delivery) -> Any:
-        """The batch, or the error that stands for it."""
-        result = _answer(delivery)
-        if not isinstance(result, Parcel):
-            error = self._error(delivery)
-            self._pool.epoch.taken = None
-            raise error
+    def _unwrap(self, parcel: Parcel) -> Any:
+        """The batch."""
         try:
-            data = result.unpack()
+            data = parcel.unpack()
             return _pin(data, self._pin_memory_device) if self._pin_memory else data
         except BaseException as error:
             # If a signal handler raised, the batch is still to be had. One that cannot be unpacked

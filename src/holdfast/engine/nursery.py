@@ -130,11 +130,11 @@ class Nursery:
     @classmethod
     def fork(cls, nurse: Callable[[Nurse], None], blackboxes: int, lifeline: int) -> Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
+        # What waits to be written would be written again by every worker.
+        util._flush_std_streams()  # type: ignore[attr-defined]
         ours, theirs, trainer = _connections()
         # A signal between the fork and the moment the child ignores it would run the trainer's
         # own handler, a checkpoint perhaps, in the nursery.
-        # What waits to be written would be written again by every worker.
-        util._flush_std_streams()  # type: ignore[attr-defined]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             pid = os.fork()
@@ -533,6 +533,7 @@ class Payload:
 
     fd: int
     fds: tuple[int, ...]
+    method: str  # what the user calls the way it is started
 
     def close(self) -> None:
         os.close(self.fd)
@@ -581,11 +582,11 @@ def spawn_payload(blueprint: Any, start_method: str) -> Payload:
             file.write(pickled)
             file.write(codec.encode_for_start(blueprint))
     except BaseException:
-        Payload(fd, tuple(popen.fds)).close()
+        Payload(fd, tuple(popen.fds), start_method).close()
         raise
     finally:
         set_spawning_popen(before)
-    return Payload(fd, tuple(popen.fds))
+    return Payload(fd, tuple(popen.fds), start_method)
 
 
 _LENGTH = struct.Struct("<q")

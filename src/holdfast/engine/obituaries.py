@@ -4,8 +4,8 @@ It comes in three parts, because neither the replacement nor the consumer need w
 First what is left of the worker is read (`open`), before a successor writes over it; the machine
 decides on that, and its decision is carried out. Then what changes from moment to moment is read
 (`file`). These two are under the pool's lock. Last the death is examined, which may take a tenth of
-a second, and told (`settle`): to the loader's incidents, the logbook and the log, by the watch, or
-by whoever wants to read it before the watch has come to it.
+a second, and told (`settle`): to the loader's incidents, the logbook and the log, by the watch's
+clerk, or by whoever wants to read it before that has come to it.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ class Obituaries:
     def all(self) -> list[Incident]:
         """The last ones, oldest first."""
         self.settle()
-        return [incident for _, incident in self._published]
+        return [incident for _, incident in list(self._published)]  # which others append to
 
     def of(self, deaths: Sequence[m.Death]) -> list[Incident]:
         """Those of these very deaths, as far as they are remembered."""
         self.settle()
         wanted = {id(death) for death in deaths}
-        return [incident for death, incident in self._published if id(death) in wanted]
+        return [incident for death, incident in list(self._published) if id(death) in wanted]
 
     def open(self, worker: int, pid: int | None, ending: Ending) -> Obituary:
         """Read what the worker has left, before anybody takes its place."""
@@ -204,20 +204,22 @@ class Obituaries:
             )
         self._filed.append((obituary, incident, body))
 
-    def settle(self) -> bool:
-        """Find the causes of what is filed, and tell everybody who has to know; whether there was
-        anything. When it returns, all that was filed before has been told, unless somebody else is
-        at it and does not come to an end."""
-        told = False
+    @property
+    def pending(self) -> bool:
+        """Whether somebody waits to be examined."""
+        return bool(self._filed)
+
+    def settle(self) -> None:
+        """Find the causes of what is filed, and tell everybody who has to know. When it returns,
+        all that was filed before has been told, unless somebody else is at it and does not come to
+        an end."""
         if not self._examining.acquire(timeout=PATIENCE):
-            return told
+            return
         try:
             while self._filed:
                 self._publish(*self._filed.popleft())
-                told = True
         finally:
             self._examining.release()
-        return told
 
     def deaths_of_memory(self) -> list[float]:
         """When somebody died of it, since we were last asked."""

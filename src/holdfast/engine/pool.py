@@ -17,12 +17,12 @@ The rules of the lock, for this module and all below it:
 - Under it, `registry.descriptors` and the lock of the obituaries may be taken; never the other way
   round.
 - What is read and written under it takes a few milliseconds: /proc and control groups, every few
-  seconds and when somebody has died; a line on memory in the logbook, every five seconds; the
-  sockets of workers and nursery. The examination of a death is not (the kernel's log, what a
-  dataset calls a sample, the logbook): the watch sees to it when it has let go of the lock
-  (`settle`). What may take longer under it all the same: 50 ms before a worker that stalls is
-  killed, to see whether it uses CPU time while it still can; and the end of a nursery that died,
-  since nobody can go on before another is made.
+  seconds and when somebody has died; the sockets of workers and nursery. The examination of a death
+  is not (the kernel's log, what a dataset calls a sample), nor is the logbook: a clerk of the
+  watch's sees to them without the lock (`settle`). What may take longer under it all the same:
+  50 ms before a worker that stalls is killed, to see whether it uses CPU time while it still can;
+  a second for the end of a nursery that died, since nobody can go on before another is made; and
+  five for one that does not read its orders, until it is given up.
 
 Whatever must not be forgotten (a process, a descriptor, a mapping) is in `holdings` and let go when
 the pool is closed: by the iterator's end, by its garbage collection, at interpreter exit, or by the
@@ -96,17 +96,19 @@ class Pool:
         self._midway = False  # in the middle of something that nobody can go on from
         self._brisk = False  # the last batch came soon
         self._auto_collation = blueprint.auto_collation
+        self._logbook = logbook
         self.lock = threading.RLock()
-        method = "fork" if payload is None else "spawn"
-        coroner = Coroner(method, machine.workers, logbook)
-        warden = Warden(machine.share, worker_memory_limit, machine.workers, logbook=logbook)
-        self.watch = Watch(self)
-        try:
+        method = "fork" if payload is None else payload.method
+        with contextlib.ExitStack() as undo:
+            if payload is not None:
+                undo.callback(payload.close)
+            coroner = Coroner(method, machine.workers, logbook)
+            warden = Warden(machine.share, worker_memory_limit, machine.workers, logbook=logbook)
+            self.watch = Watch(self)
+            undo.callback(self.watch.cancel)
             with registry.descriptors():
                 self.holdings = Holdings(blueprint, payload, machine.workers, self.watch.wake)
-        except BaseException:
-            self.watch.cancel()
-            raise
+            undo.pop_all()
         self.obituaries = Obituaries(
             machine, self.holdings.boxes, coroner, blueprint.dataset, on_incident
         )
@@ -198,10 +200,21 @@ class Pool:
 
     def unpacked(self) -> None:
         """The consumer has its batch: what it keeps is not in flight."""
-        actions = self.machine.unpacked()
-        if actions and self.watch.stage is OPEN:
-            with self._undivided():
+        self._enter()
+        try:
+            actions = self.machine.unpacked()
+            if actions and self.watch.stage is OPEN:
                 self.crew.carry_out(actions)
+        except BaseException as error:
+            self._break(error)
+            raise
+        self._midway = False
+
+    def put_aside(self, taken: Taken) -> None:
+        """The consumer has had this."""
+        with self.lock:
+            if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
+                self.epoch.taken = None
 
     def _count_reported(self, reported: Reported) -> None:
         if reported.result is DROPPED:
@@ -321,12 +334,16 @@ class Pool:
         if self._brisk and self._hear_soon():
             return True
         limit = self.crew.interval()
-        wait = limit if timeout is None else min(limit, max(0.0, timeout))
         began = time.monotonic()
+        heard = self._attend(limit if timeout is None else min(limit, max(0.0, timeout)))
+        self._brisk = time.monotonic() - began < BRISK
+        return heard
+
+    def _attend(self, wait: float) -> bool:
+        """Deal with what happens within so many seconds, and with what is due."""
         self._midway = False
         events = self.holdings.poll.poll(wait * 1000)
         self._midway = True
-        self._brisk = time.monotonic() - began < BRISK
         heard = False
         for fd, mask in events:
             if self.watch.stage is not OPEN:
@@ -353,12 +370,18 @@ class Pool:
         with self._undivided():
             if self.watch.stage is not OPEN:
                 return None
-            self._pump(0)
+            self._attend(0)
             return self.crew.interval(), self.crew.watched()
 
-    def settle(self) -> bool:
-        """What the watch does without the lock, after a look: see `Watched`."""
-        return self.obituaries.settle()
+    def unsettled(self) -> bool:
+        """See `Watched`."""
+        return self.obituaries.pending or (self._logbook is not None and self._logbook.pending)
+
+    def settle(self) -> None:
+        """What is done without the lock: see `Watched`."""
+        self.obituaries.settle()
+        if self._logbook is not None:
+            self._logbook.flush()
 
     def forsaken(self) -> bool:
         """Whether nobody can use this pool any more.
@@ -375,7 +398,6 @@ class Pool:
     def end_workers(self, deadline: float) -> None:
         """By the watch."""
         self.crew.end(deadline)
-        self.obituaries.settle()
 
     def let_go(self) -> None:
         """By the watch."""

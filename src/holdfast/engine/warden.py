@@ -160,17 +160,21 @@ class Warden:
         self._to_trace[worker] = max(1, min(TRACED, lived // LOOKS))
 
     def started(self, worker: int) -> int:
-        """A fresh process is in this worker's place; how many batches it makes between two looks
-        for what piles up, 0 if it is not to look."""
+        """A fresh process is to take this worker's place; how many batches it makes between two
+        looks for what piles up, 0 if it is not to look."""
         self._points.pop(worker, None)
         if self._traced == worker:
             self._traced = None
-        batches = self._to_trace.pop(worker, 0)
+        batches = self._to_trace.get(worker, 0)
         if batches and self._traced is None:
             self._traced = worker
-            self._attempts += 1
             return batches
         return 0
+
+    def born(self, worker: int) -> None:
+        """The fresh process is there: it will not be tried again."""
+        if self._to_trace.pop(worker, 0) and self._traced == worker:
+            self._attempts += 1
 
     def found(self, worker: int, findings: leaks.Findings) -> None:
         """What a traced worker has to say."""

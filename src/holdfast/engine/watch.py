@@ -5,6 +5,10 @@ the pool: closing takes its time, finalizers and signal handlers must not, and a
 in a finalizer is lost. In this thread nothing strikes. So everybody else only says that the pool is
 to be closed (`dismiss`), and waits for it or does not.
 
+What may take long is given to a clerk, a thread that lives as long as that takes: to examine a
+death, to write to the logbook, and to call the log handlers and `sample_name` of the user's. If it
+never ends, the watch goes on without.
+
 A process forked from the owner has a watch without a thread: everything here does nothing there.
 """
 
@@ -29,7 +33,8 @@ __all__ = ["CLOSED", "CLOSING", "OPEN", "Stage", "Watch", "Watched"]
 log = logging.getLogger("holdfast")
 
 _ONE = (1).to_bytes(8, sys.byteorder)
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all watches
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all watches and clerks
+SETTLE_WITHIN = 1.0  # seconds the watch waits for its clerk; then it goes on without
 
 
 class Stage(enum.Enum):
@@ -52,9 +57,12 @@ class Watched(Protocol):
         """Deal with what has happened. Seconds until the next look, and the descriptors that call
         for one earlier; None when the pool is to be closed."""
 
-    def settle(self) -> bool:
-        """Deal with what takes longer and need not be under the lock; if there was anything, it
-        wants another look."""
+    def unsettled(self) -> bool:
+        """Whether there is something for `settle`."""
+
+    def settle(self) -> None:
+        """Deal with what takes longer and need not be under the lock. It may take for ever: a disk
+        may be gone, and handlers of the user's are called."""
 
     def forsaken(self) -> bool:
         """Whether nobody can use it any more."""
@@ -80,6 +88,7 @@ class Watch:
         self._bell = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
         self.wake = self._bell.fileno()
         self._done = threading.Event()
+        self._clerk: threading.Thread | None = None
         self._thread = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
     def start(self) -> None:
@@ -136,8 +145,8 @@ class Watch:
                 found = pool.look()
                 if found is None or pool.forsaken():
                     break
-                if pool.settle():
-                    continue
+                if self._settle(pool, SETTLE_WITHIN):
+                    continue  # what was found out may have consequences
                 wait, now_watched = found
                 if now_watched != watched:
                     for fd in watched:
@@ -155,23 +164,47 @@ class Watch:
         """The closing itself."""
         pool = self._pool
         assert pool is not None
-        with pool.lock:
-            self.stage = CLOSED
-            registry.retired(self)
-            try:
-                pool.end_workers(time.monotonic() + registry.END_WITHIN)
-            finally:
-                self._let_go(pool)
+        deadline = time.monotonic() + registry.END_WITHIN
+        try:
+            with pool.lock:
+                self.stage = CLOSED
+                registry.retired(self)
+                try:
+                    pool.end_workers(deadline)
+                finally:
+                    self._let_go(pool)
+            self._settle(pool, deadline - time.monotonic())
+        finally:
+            registry.left(self)
+            self._done.set()
+            self._pool = None
 
     def _let_go(self, pool: Watched) -> None:
         """Of everything, even if one of them makes trouble."""
         with contextlib.ExitStack() as ends:
-            ends.callback(self._forget)
-            ends.callback(self._done.set)
-            ends.callback(registry.left, self)
             ends.enter_context(registry.descriptors())
             ends.callback(self._bell.close)
             ends.callback(pool.let_go)
 
-    def _forget(self) -> None:
-        self._pool = None
+    def _settle(self, pool: Watched, patience: float) -> bool:
+        """Have it done by somebody who may be kept waiting, and wait a moment; whether something
+        was done meanwhile."""
+        if self._clerk is not None and self._clerk.is_alive():
+            return False
+        if not pool.unsettled():
+            return False
+        clerk = threading.Thread(target=_work, args=(pool,), name="holdfast-clerk", daemon=True)
+        try:
+            clerk.start()
+        except RuntimeError:  # there is no room for another thread, or it is too late for one
+            pool.settle()
+            return True
+        self._clerk = clerk
+        clerk.join(max(0.0, patience))
+        return not clerk.is_alive()
+
+
+def _work(pool: Watched) -> None:
+    """What the clerk does."""
+    _threads.add(threading.current_thread())
+    pool.settle()
