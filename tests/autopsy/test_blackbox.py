@@ -18,7 +18,7 @@ from holdfast.autopsy.blackbox import (
     keep_words,
 )
 from holdfast.autopsy.incident import Incident, describe_status
-from holdfast.autopsy.stack import tidy
+from holdfast.autopsy.stack import innermost, tidy
 
 
 def test_the_last_note_survives_a_kill() -> None:
@@ -166,3 +166,12 @@ def test_an_incident_reads_as_a_sentence() -> None:
         "worker 3 (pid 812) crashed with a segmentation fault (SIGSEGV) while loading sample 18233 "
         "(position 4 of batch 57); replaced, nothing lost"
     )
+
+
+def test_a_stack_ends_where_the_thread_was_that_the_signal_struck() -> None:
+    other = 'Thread 0x2 (most recent call first):\n  File "queue.py", line 1 in get\n'
+    struck = 'Current thread 0x1 (most recent call first):\n  File "jpeg.py", line 9 in decode\n'
+    assert innermost(f"{other}\n{struck}") == 'File "jpeg.py", line 9 in decode'
+    assert innermost(f"{struck}\n{other}") == 'File "jpeg.py", line 9 in decode'
+    assert innermost("Current thread 0x1 (most recent call first):\n\n" + other) == ""
+    assert innermost("") == ""

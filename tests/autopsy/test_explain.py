@@ -452,3 +452,26 @@ def test_the_command_starts_without_torch() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("exited-unexpectedly")
+
+
+@pytest.mark.parametrize("error", ["KeyError: 'x'", "TypeError: Box.__init__() missing 1 argument"])
+def test_an_error_that_was_rebuilt_is_not_called_one_that_could_not_be(error: str) -> None:
+    name = error.partition(":")[0]
+    text = (
+        '  File "/lib/torch/_utils.py", line 794, in reraise\n    raise exception\n'
+        f"{name}: Caught {name} in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        f'  File "/home/me/data.py", line 17, in __getitem__\n    return self.table[i]\n{error}\n'
+    )
+    assert explain(text).verdicts[0].cause == "python-exception"
+
+
+def test_a_report_of_our_own_is_understood() -> None:
+    report = (
+        "worker 1 (pid 812) crashed with a segmentation fault (SIGSEGV); replaced, nothing lost\n"
+        "    because: it died of SIGSEGV\n    more: holdfast explain native-segv\n"
+    )
+    assert explain(report).verdicts[0].cause == "native-segv"
+    assert not explain("    more: holdfast explain no-such-cause\n").known
+    later = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    assert not explain(f"{report}epoch 2\n{later}ZeroDivisionError: division by zero\n").known

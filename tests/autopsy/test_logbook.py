@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from holdfast.autopsy.logbook import Logbook, rank_of, read
+from holdfast.autopsy.logbook import Logbook, Story, rank_of, read
 from holdfast.cli import main
+from holdfast.verbs.incidents import tell
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 WRITER = """
@@ -159,6 +162,15 @@ def test_the_story_is_told(tmp_path: Path) -> None:
     explained = CliRunner().invoke(main, ["explain", str(tmp_path)])
     assert explained.exit_code == 0
     assert "1 × oom-killed" in explained.output
+
+
+def test_the_beginning_of_a_run_stands_in_its_place() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    runs = [{"rank": 0, "time": 10.0}, {"rank": 1, "time": 30.0}]
+    tell(console, Story(runs, incidents=[{"rank": 0, "time": 20.0, "text": "worker 0 died"}]))
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert told.index("rank 0 began") < told.index("worker 0 died") < told.index("rank 1 began")
 
 
 def test_a_run_without_incidents_says_so(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ _WORKERS = re.compile(
     r"worker(?: \d+)? \(pid(?:\(s\))?[ :=]*([\d, ]+)\)"
     r"|\(pid: (\d+)\)|received by PID (\d+)|Process (\d+) got signal"
 )
+_OURS = re.compile(r"^[ \t]+more: holdfast explain (?P<slug>[a-z0-9-]+)$", re.MULTILINE)
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _PYTHON = re.compile(r"i?python|pt_|torchrun")
@@ -127,12 +128,20 @@ class Clues:
                         cause.slug, sign.confidence, window.numbers[index], shown, source
                     )
                     self._note(finding, sign)
+        for match in _OURS.finditer(text) if "more: holdfast explain" in lower else ():
+            if match["slug"] in CATALOGUE:
+                index = text.count("\n", 0, match.start())
+                number, shown = window.numbers[index], window.lines[index].strip()
+                self._keep(Finding(match["slug"], "medium", number, shown, source))
 
     def _note(self, finding: Finding, sign: Sign) -> None:
         who = subject(finding.text) if sign.reports else None
         if who is not None:
             _remember(self._reports, (finding.slug, who), finding)
             return
+        self._keep(finding)
+
+    def _keep(self, finding: Finding) -> None:
         key = (finding.slug, finding.source)
         best = self._best.get(key)
         if best is None or (finding.weight, finding.line) > (best.weight, best.line):
@@ -200,7 +209,10 @@ def find(text: str) -> tuple[Finding, ...]:
 
 
 def _survivable(finding: Finding) -> bool:
-    """An exception, which code can catch, or a mere hint; not the last words of a process."""
+    """An exception, which code can catch, a mere hint, or a worker that holdfast could replace;
+    not the last words of a process."""
+    if _OURS.match(f" {finding.text}"):
+        return True
     said = re.search(r"\b\w*(Error|Exception|Warning)\b", finding.text)
     return said is not None or finding.confidence == "low"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["tidy"]
+__all__ = ["innermost", "tidy"]
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -28,3 +28,13 @@ def tidy(dump: str, ours: str = _OURS) -> str:
                 continue
         kept.append(line)
     return "\n".join(kept).strip()
+
+
+def innermost(dump: str) -> str:
+    """The frame that the thread the signal struck was in, or "".
+
+    A dump begins with the youngest thread, which as a rule is not the one that matters.
+    """
+    _, marked, current = dump.partition("Current thread ")
+    own = current.partition("\nThread ")[0] if marked else dump
+    return next((line.strip() for line in own.splitlines() if line.startswith("  File ")), "")

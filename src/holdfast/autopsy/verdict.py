@@ -21,6 +21,7 @@ from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.clues import Finding, find
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine import Machine, in_words
+from holdfast.autopsy.stack import innermost
 
 __all__ = ["Verdict", "judge", "remedies_for"]
 
@@ -156,7 +157,8 @@ def _stall(e: Evidence) -> Verdict | None:
             "endless-loop", "low", said, "but used little CPU time", perhaps=("silent-stall",)
         )
     said_too = "it used no CPU time" if e.busy is False else ""
-    reasons = tuple(filter(None, (said, said_too)))
+    top = innermost(e.stack)
+    reasons = tuple(filter(None, (said, said_too, f"its stack ends in {top}" if top else "")))
     if seen.wchan and _LOCK.search(seen.wchan):
         return _lock(e, reasons)
     return _verdict(
@@ -186,7 +188,11 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
         )
     perhaps = ("fork-lock-deadlock",) if forked else ()
     return _verdict(
-        "silent-stall", "medium", *reasons, "that is a lock somebody else holds", perhaps=perhaps
+        "silent-stall",
+        "medium",
+        *reasons,
+        "that is a lock somebody else holds, or a queue or an event that nobody serves",
+        perhaps=perhaps,
     )
 
 
@@ -401,8 +407,7 @@ def _crash(e: Evidence) -> Verdict | None:
                 "it left no stack: something had replaced the handler that writes it",
                 perhaps=("stack-overflow",),
             )
-    top = next((line.strip() for line in e.stack.splitlines() if line.startswith("  File")), "")
-    if top:
+    if top := innermost(e.stack):
         said.append(f"its stack ends in {top}")
     return _verdict(slug, "high", *said)
 

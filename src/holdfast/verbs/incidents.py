@@ -50,19 +50,15 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
 
 def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
     """The story in words."""
-    for run in story.runs:
-        versions = run.get("versions", {})
-        out.print(
-            f"{_when(run)}  rank {run.get('rank', 0)} began on {run.get('host')}: "
-            f"pid {run.get('pid')}, torch {versions.get('torch', '?')}, "
-            f"Python {versions.get('python', '?')}"
-        )
-    events = [("incident", one) for one in story.incidents]
+    events = [("run", one) for one in story.runs]
+    events += [("incident", one) for one in story.incidents]
     events += [("sample", one) for one in story.bad_samples]
     events += [("leak", one) for one in story.leaks]
     for kind, record in sorted(events, key=lambda event: float(event[1].get("time") or 0)):
         rank = f"rank {record['rank']}: " if len(story.runs) > 1 else ""
-        if kind == "incident":
+        if kind == "run":
+            _began(out, record)
+        elif kind == "incident":
             _incident(out, record, rank, stacks)
         elif kind == "leak":
             out.print(Text(f"{_when(record)}  {rank}{record.get('text', 'a leak')}"))
@@ -73,6 +69,15 @@ def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
             done = f"; {record['action']}" if record.get("action") else ""
             out.print(Text(f"{_when(record)}  {rank}bad sample {name}: {why}{done}"))
     _summary(out, story)
+
+
+def _began(out: Console, run: dict[str, Any]) -> None:
+    versions = run.get("versions", {})
+    out.print(
+        f"{_when(run)}  rank {run.get('rank', 0)} began on {run.get('host')}: "
+        f"pid {run.get('pid')}, torch {versions.get('torch', '?')}, "
+        f"Python {versions.get('python', '?')}"
+    )
 
 
 def _incident(out: Console, record: dict[str, Any], rank: str, stacks: bool) -> None:

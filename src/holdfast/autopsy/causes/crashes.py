@@ -79,7 +79,7 @@ CAUSES = (
         remedies=(
             _ALONE,
             todo(
-                "Find the call that repeats in the stack below; nested data or a __getattr__ that calls "
+                "Find the call that repeats, in incident.stack if it left one; nested data or a __getattr__ that calls "
                 "itself while being unpickled are the usual ones"
             ),
             todo("Do not raise the recursion limit without more stack", "ulimit -s 65536"),
@@ -388,23 +388,24 @@ CAUSES = (
             "unless it is handled. Handlers set in the trainer do not exist in a worker that was not "
             "forked after them."
         ),
-        evidence="A signal other than the usual ones: SIGALRM, SIGPROF, SIGVTALRM, SIGPIPE, SIGUSR1, SIGSYS.",
+        evidence="A signal other than the usual ones: SIGALRM, SIGPROF, SIGVTALRM, SIGPIPE, SIGUSR1, SIGSYS, SIGXFSZ.",
         signs=(
             sign(
-                r"is killed by signal: (Alarm clock|Profiling timer expired|Virtual timer expired|User defined signal \d|Broken pipe|Real-time signal \d+|Bad system call)"
+                r"is killed by signal: (Alarm clock|Profiling timer expired|Virtual timer expired|User defined signal \d|Broken pipe|Real-time signal \d+|Bad system call|File size limit exceeded)"
             ),
         ),
         explains=("exited-unexpectedly",),
         see=("killed-from-outside",),
         remedies=(
             todo(
-                "Look for timers in what a sample calls",
+                "If it was SIGALRM, SIGPROF or SIGVTALRM, look for timers in what a sample calls",
                 "grep -rnE 'setitimer|signal\\.alarm|timer_create' .",
             ),
             todo(
-                "Ignore it in workers if it means nothing there",
+                "Ignore it in workers if it means nothing there, here for SIGALRM",
                 "worker_init_fn=lambda _: signal.signal(signal.SIGALRM, signal.SIG_IGN)",
             ),
+            todo("If it was SIGXFSZ, a file grew past the limit on its size", "ulimit -f"),
         ),
         already="The worker was replaced and its batch made again.",
     ),

@@ -11,6 +11,8 @@ _DAMAGED = (
     r"TarError|ReadError|EOFError|LibsndfileError|SoundFileError|ArrowInvalid|EmptyDataError|"
     r"ParserError|FileNotFoundError|IsADirectoryError|PermissionError|OSError|SafetensorError)"
 )
+# After torch's own frame, and before what the worker said: that begins with "Caught".
+_BEFORE_IT_IS_TOLD = r"((?!Caught )[\s\S]){0,400}"
 
 CAUSES = (
     Cause(
@@ -106,8 +108,8 @@ CAUSES = (
         ),
         evidence="The frame `reraise` in torch/_utils.py, and an error about missing arguments.",
         signs=(
-            sign(r"in reraise[\s\S]{0,400}TypeError: \S*__init__\(\) (missing|takes)"),
-            sign(r"in reraise[\s\S]{0,400}KeyError:"),
+            sign(rf"in reraise{_BEFORE_IT_IS_TOLD}TypeError: \S*__init__\(\) (missing|takes)"),
+            sign(rf"in reraise{_BEFORE_IT_IS_TOLD}KeyError: (?!Caught )"),
         ),
         explains=("python-exception", "bad-sample"),
         remedies=(
