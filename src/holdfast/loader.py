@@ -261,7 +261,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Batches, bytes, waits and restarts so far, over all epochs; memory as it is now.
 
         ``in_flight_bytes`` are ordered and not handed over yet, ``held_bytes`` those of batches you
-        keep, ``budget_bytes`` what may be in flight at present (None without limit).
+        keep of the workers that run now (none between epochs, unless they are persistent),
+        ``budget_bytes`` what may be in flight at present (None without limit).
 
         >>> loader = DataLoader([1, 2, 3], num_workers=0)
         >>> len(list(loader)), loader.stats()["batches"]

@@ -180,6 +180,14 @@ def test_a_run_without_incidents_says_so(tmp_path: Path) -> None:
     assert "Nothing went wrong" in result.output
 
 
+def test_workers_that_were_not_seen_are_not_said_to_take_nothing(tmp_path: Path) -> None:
+    book = Logbook(tmp_path)
+    book.begin({})
+    book.memory({"trainer_bytes": 1 << 30, "workers": {}})
+    told = CliRunner().invoke(main, ["incidents", str(tmp_path)]).output
+    assert "trainer 1.0 GiB, its workers were not there yet" in " ".join(told.split())
+
+
 def test_what_is_no_logbook_is_told(tmp_path: Path) -> None:
     for place, says in ((tmp_path, "holds no logbook"), (tmp_path / "x", "is not a folder")):
         result = CliRunner().invoke(main, ["incidents", str(place)])

@@ -313,3 +313,15 @@ def test_old_lines_of_dmesg_are_not_about_a_new_process() -> None:
     ]
     assert kernel_log.newer(lines, 100.0) == lines[1:2]
     assert kernel_log.newer(lines, -math.inf) == lines
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted"),
+    [(1024, 4096, "4096"), (1024, 1024, "2048"), (1024, None, "unlimited")],
+)
+def test_the_limit_to_set_is_never_the_one_there_is(
+    soft: int, hard: int | None, wanted: str
+) -> None:
+    limits = process.Limits(files=(soft, hard), processes=(soft, hard))
+    facts = Machine(limits=limits).facts()
+    assert (facts["nofile_wanted"], facts["nproc_wanted"]) == (wanted, wanted)

@@ -227,7 +227,17 @@ def test_samples_that_cannot_be_put_together_are_measured_without() -> None:
     assert rates.by_workers[1] > 0
     check = patient.saturation(rates, PLAN)
     assert "without putting batches together" in check.meaning
-    assert "collate_fn" in check.command
+    batches = patient.collation(rates)
+    assert batches.status == "warning"
+    assert "stack expects each tensor to be equal size" in batches.meaning
+    assert "collate_fn" in batches.command
+    assert "the first batch fails" in patient.first_trouble([check, batches]).meaning
+
+
+def test_a_cost_that_could_not_be_measured_is_not_good() -> None:
+    unseen = patient.worker_cost(seen(private=[]), None, PLAN, ROOM)
+    assert unseen.status == "warning"
+    assert "could not be measured" in unseen.meaning
 
 
 def test_a_crash_is_told_by_its_cause_and_ends_nothing_else() -> None:

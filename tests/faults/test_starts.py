@@ -109,6 +109,14 @@ def test_processes_that_are_really_used_up_are_waited_for() -> None:
     assert not ended.left
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_a_refused_first_process_is_explained_and_the_loader_can_be_used_again() -> None:
+    ended = run_script("holdfast", REFUSED.format(shortage=PROCESSES))
+    assert ended.code == 0, ended.err
+    assert ended.out == "True True 0 [0, 1, 2, 3]\n", ended.err
+    assert not ended.left
+
+
 DESCRIPTORS = """
 import resource
 LIMIT = resource.RLIMIT_NOFILE
@@ -163,4 +171,23 @@ for batch in iterator:
 helper.join()
 causes = [one.cause for one in loader.incidents if one.kind == "start-failed"]
 print([one.kind for one in loader.incidents], *causes, seen == list(range(40)))
+""")
+
+REFUSED = textwrap.dedent("""
+import os
+import psutil
+from holdfast import WorkerStartError
+{shortage}
+become()
+loader = DataLoader(range(4), num_workers=1, batch_size=4)
+before = resource.prlimit(0, LIMIT)
+files = len(os.listdir("/proc/self/fd"))
+resource.prlimit(0, LIMIT, (least(), before[1]))
+try:
+    iter(loader)
+except WorkerStartError as error:
+    said = str(error)
+resource.prlimit(0, LIMIT, before)
+left = len(os.listdir("/proc/self/fd")) - files
+print("EAGAIN" in said, "ulimit -u" in said, left, next(iter(loader)).tolist())
 """)

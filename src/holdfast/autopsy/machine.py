@@ -23,8 +23,10 @@ PLACEHOLDERS: dict[str, str] = {
     "memory_wanted": "MORE",
     "nofile_hard": "$(ulimit -Hn)",
     "nofile_soft": "what `ulimit -n` shows",
+    "nofile_wanted": "$(ulimit -Hn)",
     "nproc_hard": "$(ulimit -Hu)",
     "nproc_soft": "what `ulimit -u` shows",
+    "nproc_wanted": "$(ulimit -Hu)",
     "overcommit": "0, 1 or 2",
     "pid": "PID",
     "pids_max": "what pids.max says",
@@ -100,6 +102,7 @@ class Machine:
             for name, pair in (("nofile", self.limits.files), ("nproc", self.limits.processes)):
                 for kind, value in zip(("soft", "hard"), pair, strict=True):
                     known[f"{name}_{kind}"] = "unlimited" if value is None else value
+                known[f"{name}_wanted"] = _raised(*pair)
         known["pids_max"] = self.pids_max
         if workers is not None:
             known["fewer_workers"] = max(1, workers // 2)
@@ -127,6 +130,13 @@ def in_words(count: int) -> str:
 def _more(limit: int) -> int:
     """Half as much again, in whole GiB."""
     return max(1, -(-limit * 3 // (2 * _GIB)))
+
+
+def _raised(soft: int | None, hard: int | None) -> int | str:
+    """The hard limit; where the soft one is there already, twice as much, which takes root."""
+    if hard is None:
+        return "unlimited"
+    return 2 * hard if soft == hard else hard
 
 
 def _cpus(quota: float | None) -> int | None:

@@ -67,7 +67,10 @@ def examine(
     if forked.seconds and not forked.error:
         checks += [state(forked), sample_times(forked), sample_sizes(forked)]
         checks.append(in_flight(forked, plan, machine, room))
-        checks.append(saturation(measure_rates(dataset, plan, machine, say), plan))
+        rates = measure_rates(dataset, plan, machine, say)
+        if rates.by_workers:
+            checks.append(collation(rates))
+        checks.append(saturation(rates, plan))
     checks.append(first_trouble(checks))
     return checks
 
@@ -201,6 +204,8 @@ def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, room: Read
             )
     available = room.free
     meaning = "; ".join(words)
+    if not heaviest:
+        return warning("worker cost", meaning)
     if spawned is not None and spawned.resident:
         meaning += f" (spawned by torch, which shares less: up to {in_words(spawned.resident)})"
     need = heaviest * plan.num_workers
@@ -347,11 +352,7 @@ def saturation(rates: Rates, plan: Plan) -> Check:
         words += f". With more of them: {rates.error}"
         return warning("workers", words)
     if rates.uncollated:
-        return warning(
-            "workers",
-            f"{words}, without putting batches together, which failed: {rates.uncollated}",
-            _COLLATE,
-        )
+        return good("workers", f"{words}, without putting batches together")
     if plan.num_workers > 2 * enough:
         return warning(
             "workers",
@@ -359,6 +360,13 @@ def saturation(rates: Rates, plan: Plan) -> Check:
             f"DataLoader(…, num_workers={enough})",
         )
     return good("workers", words)
+
+
+def collation(rates: Rates) -> Check:
+    """Whether samples can be put together to batches, with the collate_fn we know of."""
+    if rates.uncollated:
+        return warning("batches", f"samples cannot be put together: {rates.uncollated}", _COLLATE)
+    return good("batches", "samples can be put together to batches")
 
 
 _COLLATE = (
@@ -369,6 +377,7 @@ _LIKELY = {
     "samples": "a sample raises an error, or ends its worker",
     "open handles": "workers read garbage through a shared handle, or crash in its library",
     "CUDA tensors": "the first batch fails: CUDA cannot be used in a forked worker",
+    "batches": "the first batch fails, unless the loader has a collate_fn of its own",
     "in flight": "memory ends while batches wait to be used",
     "worker cost": "memory ends when the workers have started",
     "generators": "workers repeat each other",

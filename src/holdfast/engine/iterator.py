@@ -46,7 +46,7 @@ from holdfast.engine.protocol import Blueprint
 from holdfast.engine.settings import Settings
 from holdfast.engine.stats import Stats
 from holdfast.engine.story import cannot_start, gave_up, poisoned
-from holdfast.errors import TooManyBadSamples, WorkerError
+from holdfast.errors import TooManyBadSamples, WorkerError, WorkerStartError
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
 from holdfast.samples.keys import keep, keys_of
@@ -417,10 +417,23 @@ def _answer(delivery: m.Delivery) -> Any:
     return result.result if isinstance(result, Reported) else result
 
 
+_REFUSALS = {errno.EAGAIN: "task-limit", errno.ENOMEM: "fork-enomem"}
+"""What fork says when there is no room for a process, and the cause that explains it."""
+
+
 def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) -> Pool:
     try:
         return Pool(blueprint, payload=payload, **options)
     except OSError as error:
+        if error.errno in _REFUSALS:
+            raise WorkerStartError(
+                "DataLoader worker (pid(s) none) exited unexpectedly: the system refused the first "
+                f"process of {blueprint.num_workers} worker(s), with "
+                f"{errno.errorcode[error.errno]} ({error.strerror}).\n"
+                "What to do: end other processes and threads of this user, or raise the limit "
+                "(ulimit -u for processes, pids.max and memory.max of the container), then call "
+                f"iter(loader) again. More: holdfast explain {_REFUSALS[error.errno]}"
+            ) from error
         if error.errno != errno.EMFILE:
             raise
         raise RuntimeError(

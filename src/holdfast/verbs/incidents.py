@@ -93,10 +93,12 @@ def _summary(out: Console, story: logbook.Story) -> None:
     if story.memory:
         trainer = max((one.get("trainer_bytes") or 0 for one in story.memory), default=0)
         workers = max((sum((one.get("workers") or {}).values()) for one in story.memory), default=0)
-        out.print(
-            f"Most memory seen: trainer {in_words(trainer)}, all workers of a loader "
-            f"{in_words(workers)} (what they share is counted for each)."
+        crew = (
+            f"all workers of a loader {in_words(workers)} (what they share is counted for each)"
+            if workers
+            else "its workers were not there yet when it was looked at"
         )
+        out.print(f"Most memory seen: trainer {in_words(trainer)}, {crew}.")
     if story.damaged:
         what = "line was" if story.damaged == 1 else "lines were"
         out.print(

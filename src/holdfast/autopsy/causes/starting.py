@@ -178,7 +178,10 @@ CAUSES = (
                 "One thread per library and worker",
                 "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1",
             ),
-            todo("Raise the user's limit (now {nproc_soft})", "ulimit -u {nproc_hard}"),
+            todo(
+                "Raise the user's limit (now {nproc_soft}); beyond the hard one ({nproc_hard}) only root can",
+                "ulimit -u {nproc_wanted}",
+            ),
             todo(
                 "Raise the container's limit (now {pids_max})",
                 "docker run --pids-limit=-1 ...",

@@ -126,8 +126,8 @@ CAUSES = (
         see=("file-system-strategy", "max-map-count"),
         remedies=(
             todo(
-                "Raise the soft limit (now {nofile_soft}) up to the hard one ({nofile_hard})",
-                "ulimit -n {nofile_hard}",
+                "Raise the soft limit (now {nofile_soft}); beyond the hard one ({nofile_hard}) only root can",
+                "ulimit -n {nofile_wanted}",
             ),
             todo("Copy what you keep from batches", "kept.append(target.clone())"),
             todo("Close files in the dataset", "with open(path, 'rb') as file: ..."),
