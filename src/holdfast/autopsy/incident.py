@@ -97,7 +97,7 @@ class Incident:
         if self.confidence == "low" or self.cause in _SAID_BY_THE_SIGNAL:
             return words
         if self.confidence == "medium":
-            guess = f"probably {self.cause}"
+            guess = f"probably it {CATALOGUE[self.cause].title}"
             return f"{words[:-1]}; {guess})" if words.endswith(")") else f"{words} ({guess})"
         title = CATALOGUE[self.cause].title
         if self.kind == "stalled":
