@@ -63,7 +63,7 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
 ) -> None:
     trainer = stage.start(
         f"""
-        iterator = iter(DataLoader(Bulky(), num_workers=2, batch_size=None, prefetch_factor=200))
+        iterator = iter(DataLoader(Bulky(), num_workers=2, batch_size=None, prefetch_factor=200, memory_budget=None))
         next(iterator)
         pids = [worker.pid for worker in iterator._workers]
         iterator._pool.lock.acquire()  # or the watch reads what they send, now and then

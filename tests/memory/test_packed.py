@@ -122,7 +122,8 @@ def test_unusual_values_come_out_equal(name: str) -> None:
     packed = PackedList(items)
     for one, other in zip(packed, items, strict=True):
         assert _same(one, other) or (one is other)
-    assert [repr(one) for one in packed[::-1]] == [repr(one) for one in items[::-1]]
+    if name != "sets":  # whose order is not theirs
+        assert [repr(one) for one in packed[::-1]] == [repr(one) for one in items[::-1]]
 
 
 def test_a_list_that_contains_itself_is_not_followed_for_ever() -> None:

@@ -156,7 +156,7 @@ def test_several_may_write_at_once_and_one_may_be_killed(path: str) -> None:
             assert len(file.readlines()) == 100
         assert os.waitpid(child, 0)[1] == 0
     found = Quarantine(path, "set").read()
-    assert found.damaged == []
+    assert len(found.damaged) <= 1  # what the victim was writing when it died
     indices = [one.index for one in found.records]
     for name in "ab":
         assert [number for who, number in indices if who == name] == list(range(100))
