@@ -112,6 +112,7 @@ def test_types_are_named_also_of_objects_that_the_collector_does_not_know(tmp_pa
     assert "1.00 per sample  numpy.ndarray" in done.stdout
 
 
+@pytest.mark.slow
 def test_growth_that_python_does_not_know_of_is_called_native(tmp_path: Path) -> None:
     done = leaks(tmp_path, "LeaksNatively")
     assert done.returncode == 1, done.stderr
@@ -123,11 +124,13 @@ def test_growth_that_python_does_not_know_of_is_called_native(tmp_path: Path) ->
     ("name", "more", "status", "said"),
     [
         pytest.param("clean", (), 0, "Nothing grows", marks=pytest.mark.slow),
-        ("Clean", ("--arg", "raises=7"), 3, "sample 7 is broken"),
+        pytest.param(
+            "Clean", ("--arg", "raises=7"), 3, "sample 7 is broken", marks=pytest.mark.slow
+        ),
         ("absent", (), 2, "has no 'absent'"),
         ("Crashes", (), 3, "the worker crashed with a segmentation fault (SIGSEGV)"),
         pytest.param("Empty", (), 3, "gave no sample in epoch 1", marks=pytest.mark.slow),
-        ("Workers", ("--samples", "2"), 0, "Nothing grows"),
+        pytest.param("Workers", ("--samples", "2"), 0, "Nothing grows", marks=pytest.mark.slow),
         pytest.param(
             "Workers",
             ("--start-method", "spawn", "--samples", "2"),

@@ -65,6 +65,7 @@ def test_a_variable_of_the_users_decides(tmp_path: Path) -> None:
     assert counts(tmp_path, "fork", OPENBLAS_NUM_THREADS="2", MKL_NUM_THREADS="2") == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread anyway")
 def test_so_does_a_worker_init_fn(tmp_path: Path) -> None:
     assert counts(tmp_path, "fork", "widen") == {2}
