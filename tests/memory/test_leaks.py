@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from holdfast.memory.leaks import Round, findings, growing
+from holdfast.memory.leaks import Round, Tracer, _suspects, findings, growing
 
 DATA = """
 import ctypes, os, signal
@@ -156,3 +159,90 @@ def test_what_fades_or_falls_is_no_leak() -> None:
 def test_findings_without_growth_are_none() -> None:
     flat = [Round({("a.py", 1): 10**6}, {"dict": 5}, 10**8, 10**6, {"kept": 3}) for _ in range(4)]
     assert not findings(flat, 10).any
+
+
+# -- objects that must not be touched ------------------------------------------------------
+
+PITFALLS = '''
+import sys, types
+
+def touch(*_):
+    raise RuntimeError("touched: this would load, connect or fail")
+
+class Lazy:
+    """Made when it is first used: asking what it is, is using it."""
+    __class__ = property(touch)
+    __getattr__ = touch
+
+class Proxy:
+    __dict__ = property(touch)
+
+class Key:
+    """Of a dict, and so hashed when it is put there; but never again."""
+    def __init__(self):
+        self.fresh = True
+    def __hash__(self):
+        if self.fresh:
+            self.fresh = False
+            return id(self)
+        touch()
+    __eq__ = touch
+
+class LazyModule(types.ModuleType):
+    __getattr__ = touch
+
+class Meta(type):
+    __eq__ = __hash__ = touch
+
+class Registered(metaclass=Meta):
+    pass
+
+class Odd(dict):
+    __len__ = __iter__ = __reversed__ = __getitem__ = items = values = keys = touch
+
+sys.modules["a_lazy_object"] = Lazy()
+sys.modules["a_lazy_module"] = LazyModule("a_lazy_module")
+sys.modules["a_missing_one"] = None
+lazy, proxy, registered = Lazy(), Proxy(), [Registered() for _ in range(100)]
+by_key, odd = {}, Odd()
+'''
+
+
+def test_nothing_of_the_users_runs_because_somebody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pitfalls.py").write_text(PITFALLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("pitfalls", "a_lazy_object", "a_lazy_module", "a_missing_one"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    data = importlib.import_module("pitfalls")
+    try:
+        tracer = Tracer(1, rounds=3, dataset=data.lazy)
+        found = None
+        for _ in range(5):
+            assert found is None
+            for _ in range(100):
+                data.by_key[data.Key()] = bytearray(1000)
+            found = tracer.step()
+    finally:
+        for name in ("pitfalls", "a_lazy_object", "a_lazy_module", "a_missing_one"):
+            del sys.modules[name]
+    assert found is not None
+    assert "pitfalls.by_key (dict of bytearray)" in [one.name for one in found.containers]
+
+
+def test_packages_with_native_code_are_found_wherever_they_lie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, file in {
+        "debians": "/usr/lib/python3/dist-packages/debians/_c.so",
+        "locals": "/home/me/.local/lib/python3.12/site-packages/locals/_c.so",
+        "built_here": "/home/me/project/built_here.cpython-312-x86_64-linux-gnu.so",
+        "_of_python": sysconfig.get_paths()["stdlib"] + "/lib-dynload/_of_python.so",
+    }.items():
+        module = ModuleType(name)
+        module.__file__ = file
+        monkeypatch.setitem(sys.modules, name, module)
+    found = set(_suspects())
+    assert {"debians", "locals", "built_here"} <= found
+    assert "_of_python" not in found

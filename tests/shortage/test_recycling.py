@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +181,51 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
         assert leak["containers"][0]["name"] == f"{__name__}._leaked (list of numpy.ndarray)"
 
 
-def test_a_worker_that_grows_by_a_cache_or_by_copying_is_not_traced() -> None:
+def test_a_worker_whose_tracing_fails_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(dataset: object) -> None:
+        raise ValueError("an object nobody thought of")
+
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    monkeypatch.setattr("holdfast.memory.leaks._look", fail)  # inherited by forked workers
+    expected, _ = stream(torch.utils.data.DataLoader, Leaks())
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        found, loader = stream(holdfast.DataLoader, Leaks(), worker_memory_limit="48MiB")
+    assert found == expected
+    assert loader.incidents == []
+    (told,) = [one.message for one in caplog.records if "cannot be said" in one.message]
+    assert "ValueError: an object nobody thought of" in told
+
+
+def _leaks(n: int) -> Point:
+    """Both grow, and Python's blocks with them."""
+    return Point(float(n), n, n << 22, n << 22, 0, 1000 + 9 * n, 0)
+
+
+def _copies(n: int) -> Point:
+    """Private memory grows, anonymous does not: copy-on-write."""
+    return Point(float(n), n, n * 100, n << 22, 0, 1000, 0)
+
+
+def _caches(n: int) -> Point:
+    """Grows as much in the first batches as a leak, and then no more."""
+    full = min(n, 8)
+    return Point(float(n), n, full << 22, full << 22, 0, 1000 + 9 * full, 0)
+
+
+@pytest.mark.parametrize(
+    ("grows", "is_traced"), [(_leaks, True), (_copies, False), (_caches, False)]
+)
+def test_a_worker_that_grows_by_a_cache_or_by_copying_is_not_traced(
+    grows: Callable[[int], Point], is_traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     mind = Warden(Share(Budget(None)), 1 << 30, 2)
-    grown = [Point(float(n), n, n * 100, n << 22, 0, 1000, 0) for n in range(20)]
-    for point in grown:  # private memory grows, anonymous does not: copy-on-write
-        mind.measured(0, point)
+    for n in range(20):
+        mind.measured(0, grows(n))
     mind.retired(0)
-    assert mind.started(0) == 0
+    assert bool(mind.started(0)) is is_traced
 
 
 def test_one_worker_at_a_time_is_traced_and_only_while_that_may_help(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from holdfast.authors import OURS
 
 __all__ = ["innermost", "tidy"]
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
-
-def tidy(dump: str, ours: str = _OURS) -> str:
+def tidy(dump: str, ours: str = OURS) -> str:
     """Leave out the engine's own frames, what called them, and the list of extension modules.
 
     Frames come innermost first. In a forked worker the outer ones even belong to the trainer as it

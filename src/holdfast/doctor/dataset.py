@@ -19,9 +19,10 @@ import torch
 from holdfast.autopsy.machine import Machine, in_words
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.handles import open_handles
-from holdfast.doctor.parts import is_a, parts
+from holdfast.doctor.parts import parts
 from holdfast.doctor.probe import Samples, Troubled, as_they_are, load_samples, rate
 from holdfast.engine.pickling import find_unpicklable
+from holdfast.memory.attributes import is_a
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.collate import PLACED
 from holdfast.memory.gauge import Reading, ranks

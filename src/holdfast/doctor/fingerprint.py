@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.doctor.parts import homes, is_a, parts
+from holdfast.doctor.parts import homes, parts
+from holdfast.memory.attributes import is_a
 
 __all__ = ["changed", "fingerprint"]
 

@@ -2,13 +2,12 @@
 
 Also what its functions hold (variables they enclose, arguments they were given or have by default)
 and what belongs to its classes. Nothing of the user's runs because we look: no properties, no
-``__getattr__``, no ``__class__`` that pretends; hence `is_a` in place of `isinstance`.
+``__getattr__``, no ``__class__`` that pretends.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -19,25 +18,15 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from holdfast.memory.attributes import own
+from holdfast.authors import well_known
+from holdfast.memory.attributes import is_a, own
 
-__all__ = ["homes", "is_a", "parts"]
+__all__ = ["homes", "parts"]
 
 _DEPTH = 5
 _WIDTH = 256  # of a container's entries
 _PLAIN = (type(None), str, bytes, int, float, complex, type, ModuleType)
 _NO_PARTS = (np.ndarray, np.generic, torch.Tensor)
-_NOT_USERS = frozenset({"torch", "numpy", "holdfast", "builtins", *sys.stdlib_module_names})
-
-
-def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """`isinstance`, without asking the value what it takes itself for."""
-    return issubclass(type(value), kinds)
-
-
-def _is_users(module: str) -> bool:
-    """Whether a module is the user's, or of a library that we know nothing of."""
-    return module.partition(".")[0] not in _NOT_USERS
 
 
 def homes(dataset: Any) -> Iterator[type]:
@@ -46,7 +35,7 @@ def homes(dataset: Any) -> Iterator[type]:
     for number, (_, value) in enumerate(parts(dataset)):
         if number == 0 or is_a(value, torch.utils.data.Dataset):
             for kind in type(value).__mro__:
-                if kind not in seen and _is_users(kind.__module__):
+                if kind not in seen and not well_known(kind.__module__):
                     seen.add(kind)
                     yield kind
 
@@ -86,7 +75,7 @@ def _inside(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield f"{path}.keywords", value.keywords
     for key, part in own(value).items():
         yield f"{path}.{key}", part
-    if _is_users(type(value).__module__):
+    if not well_known(type(value).__module__):
         yield from _of_class(type(value), seen)
 
 
@@ -104,7 +93,7 @@ def _of_function(function: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """What all objects of a class share: its attributes, and what its methods keep."""
     for base in kind.__mro__:
-        if id(base) in seen or not _is_users(base.__module__):
+        if id(base) in seen or well_known(base.__module__):
             continue
         seen.add(id(base))
         for name, part in list(vars(base).items()):

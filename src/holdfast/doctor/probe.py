@@ -114,7 +114,7 @@ def spread(dataset: Any, count: int) -> list[int]:
     if isinstance(dataset, torch.utils.data.IterableDataset):
         return list(range(count))
     count = min(count, len(dataset))
-    return [number * max(1, len(dataset) // count) for number in range(count)]
+    return [number * len(dataset) // count for number in range(count)]
 
 
 def load_samples(dataset: Any, count: int, method: str) -> Samples:

@@ -176,9 +176,19 @@ class Warden:
         if self._to_trace.pop(worker, 0) and self._traced == worker:
             self._attempts += 1
 
-    def found(self, worker: int, findings: leaks.Findings) -> None:
+    def found(self, worker: int, findings: leaks.Findings | leaks.Failed) -> None:
         """What a traced worker has to say."""
         self._traced = None
+        if isinstance(findings, leaks.Failed):
+            self._attempts = ATTEMPTS  # the next one would fail as this one did
+            log.warning(
+                "what piles up in workers cannot be said: worker %d was traced, and looking at its "
+                "memory failed. The worker and its batches are as they were. This is a defect of "
+                "holdfast: please report it. To find the leak, try: holdfast leaks "
+                "YOUR.MODULE:DATASET\n%s",
+                worker, findings.error,
+            )  # fmt: skip
+            return
         if _told.leak or not findings.any:
             return
         _told.leak = True

@@ -21,6 +21,7 @@ import os
 import pickle
 import signal
 import socket
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,7 +69,7 @@ from holdfast.engine.randomness import Randomness, restore, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
 from holdfast.memory.housekeeping import Housekeeper
-from holdfast.memory.leaks import Findings, Tracer
+from holdfast.memory.leaks import Failed, Findings, Tracer
 from holdfast.samples.substitute import Brief
 
 __all__ = ["run"]
@@ -238,6 +239,11 @@ class _Worker:
         except MemoryError:  # no room to look: it is about to be replaced, and so is not the last
             self.tracer.close()
             self.tracer = None
+            return
+        except Exception:  # no reason to lose a healthy worker, and with it a batch
+            self.tracer.close()
+            self.tracer = None
+            self.channel.send(FOUND + pickle.dumps(Failed(traceback.format_exc()), 5))
             return
         if found is not None:
             self.tracer = None

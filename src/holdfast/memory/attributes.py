@@ -1,15 +1,21 @@
 """What is set on an object itself, in its ``__dict__`` or in ``__slots__``.
 
 Read past properties, ``__getattr__`` and ``__getattribute__``: nothing of the user's runs because
-somebody looks.
+somebody looks. Nor does a ``__class__`` that pretends, hence `is_a` in place of `isinstance`: an
+object that is made when it is first used answers it with all that its making may do.
 """
 
 from __future__ import annotations
 
-from types import MemberDescriptorType
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["has_attributes", "own"]
+__all__ = ["has_attributes", "is_a", "own"]
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """`isinstance`, without asking the value what it takes itself for."""
+    return issubclass(type(value), kinds)
 
 
 def own(value: Any) -> dict[str, Any]:
@@ -20,11 +26,20 @@ def own(value: Any) -> dict[str, Any]:
             found[name] = member.__get__(value)
         except AttributeError:
             continue  # not set
+    return {**_inside(value), **found}
+
+
+def _inside(value: Any) -> dict[str, Any]:
+    """A copy of its ``__dict__``; empty if there is none, or only one that a property makes up."""
+    members = (vars(base).get("__dict__") for base in type(value).__mro__)
+    member: Any = next((one for one in members if one is not None), None)
+    if type(member) not in (GetSetDescriptorType, MemberDescriptorType):
+        return {}
     try:
-        inside = object.__getattribute__(value, "__dict__")
+        inside = member.__get__(value)
     except AttributeError:
-        return found
-    return {**inside, **found} if issubclass(type(inside), dict) else found
+        return {}
+    return dict(list(dict.items(inside))) if is_a(inside, dict) else {}
 
 
 def has_attributes(kind: type) -> bool:

@@ -7,6 +7,9 @@ not in them, but the objects that hold them are counted by type. Lists, dicts an
 user's modules and in the dataset are looked at by length: what piles up lies most often there, and
 neither arrays nor what was frozen at the start is known to the collector.
 
+Whatever lies there is looked at past its own methods: a worker that is traced is a healthy one, and
+an object that loads, connects or raises when it is touched must not do so because somebody looks.
+
 A `Tracer` looks on while a worker goes about its work. What it costs is the price of
 ``tracemalloc``, two to four times for each allocation, and ends with the last round.
 """
@@ -18,7 +21,6 @@ import itertools
 import os
 import pickle
 import sys
-import sysconfig
 import tracemalloc
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -26,11 +28,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
+from holdfast import authors
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import process
+from holdfast.memory.attributes import is_a, own
 from holdfast.memory.housekeeping import trim
 
-__all__ = ["Findings", "Grown", "Round", "Tracer", "findings", "growing", "in_a_line"]
+__all__ = ["Failed", "Findings", "Grown", "Round", "Tracer", "findings", "growing", "in_a_line"]
 
 FRAMES: Final = 12
 FADING: Final = 0.3  # of the first round's growth: less in the last, and it is a cache
@@ -137,6 +141,13 @@ def in_a_line(found: Findings) -> str:
     return "; ".join(said)
 
 
+@dataclass(frozen=True)
+class Failed:
+    """Looking itself went wrong, which is our fault or that of an object nobody thought of."""
+
+    error: str
+
+
 class Tracer:
     """Told of each sample (or batch) that is done; looks after equal numbers of them.
 
@@ -201,11 +212,20 @@ def _types() -> dict[str, int]:
     known = gc.get_objects()
     for one in known:
         kind = type(one)
+        if not _hashed_plainly(kind):
+            continue
         marks[kind].append(None)
         if kind in _CONTAINERS and len(one) >= _MANY:
             for held in itertools.filterfalse(gc.is_tracked, gc.get_referents(one)):
-                marks[type(held)].append(None)
+                if _hashed_plainly(type(held)):
+                    marks[type(held)].append(None)
     return {_name(kind): len(each) for kind, each in marks.items()}
+
+
+def _hashed_plainly(kind: type) -> bool:
+    """Whether looking for a class in a dict runs nothing of its metaclass's."""
+    meta = type(kind)
+    return meta.__hash__ is type.__hash__ and meta.__eq__ is type.__eq__
 
 
 # -- containers -----------------------------------------------------------------------------
@@ -215,26 +235,32 @@ _CONTAINERS = (list, dict, set, deque)
 
 def _containers(dataset: object) -> Iterator[tuple[str, Any]]:
     """Those that are a global of one of the user's modules, or an attribute of the dataset."""
-    modules: dict[str, object] = dict(sys.modules)
-    for name, module in modules.items():
-        if not isinstance(module, ModuleType):
-            continue
-        names = object.__getattribute__(module, "__dict__")  # a lazy one is not to be loaded now
-        file = names.get("__file__")
-        if isinstance(file, str) and not file.startswith(_NOT_THE_USERS):
+    for name, file, names in _modules():
+        if authors.of_file(file) == "user":
             yield from _of(names, name)
-    yield from _of(getattr(dataset, "__dict__", {}), type(dataset).__name__)
+    yield from _of(own(dataset), type(dataset).__name__)
+
+
+def _modules() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name, file and what is in it, of those that have a file."""
+    loaded: list[tuple[str, object]] = list(sys.modules.items())
+    for name, module in loaded:
+        if is_a(module, ModuleType):
+            names = own(module)  # a lazy one is not to be loaded now
+            file = names.get("__file__")
+            if type(file) is str:
+                yield name, file, names
 
 
 def _of(names: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
-    for name, value in list(names.items()):
-        if isinstance(value, _CONTAINERS) and not name.startswith("__"):
+    for name, value in names.items():
+        if is_a(value, _CONTAINERS) and type(name) is str and not name.startswith("__"):
             yield f"{where}.{name}", value
 
 
 def _length(container: Any) -> int:
     """Its length as Python knows it, whatever a subclass of the user's makes of that."""
-    base = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+    base = next(kind for kind in _CONTAINERS if is_a(container, kind))
     return base.__len__(container)
 
 
@@ -246,11 +272,11 @@ def _contents(dataset: object) -> dict[str, str]:
 
 def _describe(container: Any) -> str:
     values: Iterator[Any]
-    if isinstance(container, dict):
-        values = (dict.__getitem__(container, key) for key in dict.__reversed__(container))
-    elif isinstance(container, list):
+    if is_a(container, dict):
+        values = reversed(dict.values(container))
+    elif is_a(container, list):
         values = list.__reversed__(container)
-    elif isinstance(container, deque):
+    elif is_a(container, deque):
         values = deque.__reversed__(container)
     else:
         values = set.__iter__(container)
@@ -263,23 +289,15 @@ def _describe(container: Any) -> str:
 
 
 def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-
-
-_NOT_THE_USERS = (
-    sysconfig.get_paths()["stdlib"],
-    sysconfig.get_paths()["purelib"],
-    sysconfig.get_paths()["platlib"],
-    os.path.dirname(os.path.dirname(__file__)),
-    "<",
-)
+    home = getattr(kind, "__module__", "builtins")  # some made by native code have none
+    return f"{home}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _users_line(traceback: tracemalloc.Traceback) -> tuple[str, int]:
     """The innermost line that the user wrote, else the innermost of all."""
     frames = list(traceback)
     for frame in reversed(frames):
-        if not frame.filename.startswith(_NOT_THE_USERS):
+        if authors.of_file(frame.filename) == "user":
             return frame.filename, frame.lineno
     return frames[-1].filename, frames[-1].lineno
 
@@ -287,8 +305,7 @@ def _users_line(traceback: tracemalloc.Traceback) -> tuple[str, int]:
 def _suspects() -> list[str]:
     """Packages that have brought native code, without those that torch brings anyway."""
     found = set()
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if ".so" in os.path.basename(file) and "site-packages" in file:
+    for name, file, _ in _modules():
+        if ".so" in os.path.basename(file) and authors.of_file(file) != "python":
             found.add(name.partition(".")[0])
     return sorted(found - {"numpy", "torch", "functorch"}) or sorted(found & {"numpy", "torch"})

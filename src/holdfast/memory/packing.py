@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from holdfast.authors import well_known
 from holdfast.autopsy.machine import in_words
 from holdfast.memory.attributes import has_attributes, own
 from holdfast.memory.mutation import changes, unreadable
@@ -264,8 +265,7 @@ def _is_walkable(value: Any) -> bool:
         return True
     if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
         return False
-    home = type(value).__module__.partition(".")[0]
-    return has_attributes(type(value)) and home not in ("torch", "numpy", *sys.stdlib_module_names)
+    return has_attributes(type(value)) and not well_known(type(value).__module__)
 
 
 def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
