@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from holdfast.doctor import dataset as patient
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.fingerprint import changed, fingerprint
 from holdfast.doctor.handles import open_handles
-from holdfast.doctor.probe import Samples, load_samples
+from holdfast.doctor.probe import Samples, load_samples, spread
 from holdfast.memory.budget import AUTO_SHARE
 from holdfast.memory.gauge import Reading
 from holdfast.samples.source import SourceError, any_dataset
@@ -42,6 +43,16 @@ def test_a_healthy_dataset_is_good_in_all_that_depends_on_it() -> None:
     checks = examined(patients.Healthy())
     del checks["workers"], checks["sample time"], checks["goes wrong first"]  # the machine's too
     assert {name: check.status for name, check in checks.items()} == dict.fromkeys(checks, "good")
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 63, 64, 1000])
+def test_samples_are_taken_from_all_of_the_dataset(size: int) -> None:
+    taken = spread(range(size), 32)
+    assert len(taken) == len(set(taken)) == min(size, 32)
+    ends = [*taken, size]
+    steps = [after - before for before, after in itertools.pairwise(ends)]
+    assert taken[0] == 0
+    assert max(steps) - min(steps) <= 1
 
 
 def test_what_a_sample_changes_is_named_and_happens_in_the_worker_only() -> None:
