@@ -187,6 +187,20 @@ def test_what_is_good_to_know_of_versions_is_said(here: Surroundings, words: str
     assert words in check.meaning
 
 
+def test_threads_of_linear_algebra_are_told_for_torch_and_for_us() -> None:
+    """Ours have one, unless the user's variables decide: any of those the workers look at."""
+
+    def said(name: str, here: Surroundings) -> str:
+        return next(check.meaning for check in machine.examine(here) if check.name == name)
+
+    unset, chosen = but(environment={}), but(environment={"OPENBLAS_NUM_THREADS": "3"})
+    assert "with torch's loader NumPy's BLAS has 8 threads" in said("OpenMP", unset)
+    assert "holdfast's workers use one for" in said("OpenMP", unset)
+    assert said("OpenMP", chosen) == "OPENBLAS_NUM_THREADS=3"
+    assert "use one for" in said("threads", replace(unset, threads=40))
+    assert "what your variables say" in said("threads", replace(chosen, threads=40))
+
+
 def test_a_fork_while_threads_run_is_a_pitfall_of_newer_pythons() -> None:
     threaded = but(python=(3, 12, 0), threads=3, thread_names=("tensorboard",))
     assert "DeprecationWarning" in machine.versions(threaded).meaning

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from holdfast.autopsy.machine import in_words
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.surroundings import Surroundings
+from holdfast.memory.threads import VARIABLES, decided
 
 __all__ = ["CHECKS", "examine"]
 
@@ -230,7 +231,8 @@ def threads(here: Surroundings) -> Check:
     if native >= 2 * here.cores:
         return warning(
             "threads",
-            f"{words}, on {here.cores} cores: each worker of a spawned loader starts as many again",
+            f"{words}, on {here.cores} cores: each spawned worker of torch's loader starts as many "
+            f"again; {_ours(here)}",
             "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1",
         )
     return good("threads", f"{words} (BLAS has a pool of its own)")
@@ -348,21 +350,30 @@ def kernel_messages(here: Surroundings) -> Check:
     )
 
 
+def _ours(here: Surroundings) -> str:
+    """What becomes of the threads of linear algebra in workers of holdfast's."""
+    if decided(here.environment):
+        return "holdfast's workers use for linear algebra what your variables say"
+    return "holdfast's workers use one for linear algebra each"
+
+
 def openmp(here: Surroundings) -> Check:
-    chosen = here.environment.get("OMP_NUM_THREADS")
     if len({name.partition(".")[0].partition("-")[0] for name in here.openmp}) > 1:
         return warning(
             "OpenMP",
             f"two runtimes in one process ({', '.join(here.openmp)}): they get in each other's way",
             "export OMP_NUM_THREADS=1",
         )
-    words = f"OMP_NUM_THREADS={chosen}" if chosen else "OMP_NUM_THREADS is not set"
-    if chosen is None and here.start_method == "fork" and here.cores > 1:
+    chosen = [
+        f"{name}={here.environment[name]}" for name in VARIABLES if here.environment.get(name)
+    ]
+    words = ", ".join(chosen) or "OMP_NUM_THREADS is not set"
+    if not chosen and here.start_method == "fork" and here.cores > 1:
         return good(
             "OpenMP",
-            f"{words}: NumPy's BLAS has {here.cores} threads in each worker that multiplies, torch's own "
-            "is limited to one. Parallel regions in the trainer before the fork can hang GNU OpenMP in "
-            "forked processes",
+            f"{words}: with torch's loader NumPy's BLAS has {here.cores} threads in each worker that "
+            f"multiplies; {_ours(here)}. torch's own is limited to one with both. Parallel regions in "
+            "the trainer before the fork can hang GNU OpenMP in forked processes",
             "export OMP_NUM_THREADS=1",
         )
     return good("OpenMP", words)

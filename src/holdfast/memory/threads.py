@@ -14,14 +14,14 @@ from collections.abc import Mapping
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["decided", "find", "limit"]
+__all__ = ["VARIABLES", "decided", "find", "limit"]
 
-_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
 def decided(environment: Mapping[str, str]) -> bool:
     """Whether the user has said how many threads there should be."""
-    return any(environment.get(name) for name in _VARIABLES)
+    return any(environment.get(name) for name in VARIABLES)
 
 
 def find() -> ThreadpoolController:
