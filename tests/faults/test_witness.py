@@ -12,6 +12,7 @@ import holdfast
 from tests.faults.checker import play, seeded
 from tests.faults.scenario import arguments, check_budget, wait_until_idle, witness_of
 from tests.faults.table import Case
+from tests.faults.witness import Witness
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60, method="thread")]
@@ -43,3 +44,13 @@ def test_a_loader_without_a_budget_is_found_out(kind: str, workers: int, tmp_pat
     history.seen = replace(history.seen, said=said, most=0, most_inside=0)
     with pytest.raises(AssertionError, match="I6: the loader says"):
         check_budget(case, history)
+
+
+def test_a_witness_that_cannot_look_any_more_says_so(tmp_path: Path) -> None:
+    """Else the looks before that would pass for all of the run."""
+    answers = iter([1, 2])
+    witness = Witness(tmp_path / "begun", [8], asked=lambda: next(answers))
+    with pytest.raises(StopIteration), witness:
+        assert eventually(lambda: not witness._thread.is_alive())
+    assert witness.seen.looks == 3
+    assert witness.seen.said == 2

@@ -58,6 +58,7 @@ class Witness:
     _turn: int = 0  # even between two calls of next()
     _epoch: int = 0  # odd while one takes over from another
     _over: threading.Event = field(default_factory=threading.Event)
+    _failed: BaseException | None = None  # what ended the looking too early
 
     def __post_init__(self) -> None:
         self.epoch()
@@ -86,10 +87,15 @@ class Witness:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        if self._failed is not None:
+            raise self._failed
 
     def _watch(self) -> None:
-        while not self._over.wait(EVERY):
-            self._look()
+        try:
+            while not self._over.wait(EVERY):
+                self._look()
+        except BaseException as error:
+            self._failed = error  # a witness that fell asleep has seen nothing wrong: tell it
 
     def _look(self) -> None:
         turn, epoch = self._turn, self._epoch
