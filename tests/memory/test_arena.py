@@ -294,11 +294,11 @@ def test_a_lease_is_released_when_the_last_tensor_on_it_is_gone(slot: Slot) -> N
     part = whole[3:4].t().numpy()
     del whole
     assert slot.window.take_released() == []
-    assert slot.window.held() == [(offset, 4000)]
+    assert slot.window.handover() == [(offset, 4000)]
     assert slot.window.held_bytes == 4000
     del part
-    assert slot.window.held() == []
     assert slot.window.take_released() == [offset]
+    assert slot.window.held_bytes == 0
     assert slot.window.take_released() == []
     assert slot.window.held_bytes == 0
 
@@ -357,7 +357,7 @@ def test_a_replacement_spares_what_the_user_still_holds(slot: Slot) -> None:
 
     child = worker(slot, job)
     leases = [slot.window.lease(child.ask(([], value)), 100_000) for value in range(6)]
-    offsets = [offset for offset, _ in slot.window.held()]
+    offsets = [offset for offset, _ in slot.window.handover()]
     del leases[4], leases[1]
     child.end(signal.SIGKILL)
 

@@ -116,7 +116,7 @@ REFUSED: Final = b"X"  # it cannot begin
 RAISED: Final = b"G"  # it is above its memory limit from the start: `SIZES`
 MEMORY: Final = b"M"  # how large it is now: `POINT`
 FOUND: Final = b"F"  # which lines hold growing memory, or why nobody knows, pickled
-RETIRED: Final = b"L"  # it goes, because of its size: `SIZES`
+RETIRED: Final = b"L"  # it goes, because of its size
 REPORT: Final = b"P"  # bad samples of the batch whose answer comes next
 SURVIVED: Final = b"T"  # the sample on trial did not end it
 

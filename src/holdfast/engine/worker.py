@@ -196,7 +196,7 @@ class _Worker:
                 self._retire()
                 return
             else:
-                return
+                raise AssertionError(f"an order that no worker knows: {kind!r}")
             if self.retired:
                 return
             if kind in ("task", "briefed"):
@@ -229,7 +229,7 @@ class _Worker:
         self.retired = True
         self._look_for_leaks(Tracer.end)
         self._tell_sizes()
-        self.channel.send(RETIRED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
+        self.channel.send(RETIRED)
 
     def _look_for_leaks(self, look: Callable[[Tracer], Findings | None]) -> None:
         if self.tracer is None:
@@ -418,7 +418,7 @@ class _Worker:
         if self.broken is None:
             assert isinstance(self.fetcher, CarefulMapFetcher)
             self.fetcher.alone(number, index, brief, code)
-        self.channel.send(SURVIVED + HEAD.pack(number, 0))
+        self.channel.send(SURVIVED)
 
     def _encode(self, number: int, batch: Any) -> bytes | None:
         """The batch as it will be sent; None if it does not pickle, which is then the answer."""

@@ -596,11 +596,6 @@ class Window:
             offsets.append(self.released.popleft())
         return offsets
 
-    def held(self) -> list[tuple[int, int]]:
-        """(offset, nbytes) of the leases alive at this moment."""
-        leases = list(self.released.leases.values())
-        return [(ref.offset, ref.nbytes) for ref in leases if ref() is not None]
-
     def handover(self) -> list[tuple[int, int]]:
         """The worker is dead and all its messages have been read: what its successor must spare.
 

@@ -41,7 +41,6 @@ _WIDE = 64  # more positions or keys than this do not get a column each
 _KINDS = 16  # more shapes of dicts than this in one column are not told apart
 _CACHED = 4096  # so many repeated values are kept as objects, once they were asked for
 _BLOCK = 1 << 16  # items per write
-_AS_TORCH = {str(kind): dtype for dtype, kind in AS_NUMPY.items()}
 _PATHS: dict[str, Callable[[str], Any]] = {"PosixPath": PosixPath, "PurePosixPath": PurePosixPath}
 
 
