@@ -34,12 +34,6 @@ from tests.support.groups import MemoryGroup, NoGroup, memory_group
 
 COMMAND = ("-m", "benchmarks.curves")
 MB = 1e6
-TITLES = {
-    "Leaking": "leaks 3 MB per sample",
-    "CopyOnWrite": "reads a long list (copy-on-write)",
-    "Cyclic": "leaves cycles that hold 8 MB",
-    "Large": "12 MB samples, prefetch_factor=12",
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ def table(pictures: Sequence[Picture]) -> str:
         stock, free = one.curve("torch", limited=True), one.curve("torch", limited=False)
         ours = one.curve("holdfast", limited=one.limit is not None)
         limit = "none" if one.limit is None else f"{one.limit / MB:,.0f} MB"
-        cells = [TITLES[one.kind], limit, _ended(stock, one.batches), _most(free), _most(ours)]
+        cells = [KINDS[one.kind].title, limit, _ended(stock, one.batches), _most(free), _most(ours)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -159,6 +153,13 @@ def _most(curve: Curve | None) -> str:
         return "–"
     lost = "" if curve.finished else ", lost"
     return f"{max(curve.used) / MB:,.0f} MB{lost}"
+
+
+NO_PLOT = "matplotlib is not installed (pip install '.[bench]')"
+
+
+def can_plot() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def plot(pictures: Sequence[Picture], path: Path) -> None:
@@ -183,7 +184,7 @@ def plot(pictures: Sequence[Picture], path: Path) -> None:
         if one.limit is not None:
             axes.axhline(one.limit / MB, color="grey", linestyle="--", linewidth=0.9)
             axes.text(one.batches, one.limit / MB, "limit", ha="right", va="bottom", color="grey")
-        axes.set_title(TITLES[one.kind], fontsize="medium")
+        axes.set_title(KINDS[one.kind].title, fontsize="medium")
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, one.batches + 1)
         axes.spines[["top", "right"]].set_visible(False)
@@ -198,12 +199,15 @@ def plot(pictures: Sequence[Picture], path: Path) -> None:
 
 
 def run(kinds: Sequence[str], json_path: Path | None, plot_path: Path | None) -> list[Picture]:
-    """Measure all of them; say, write and draw what was found."""
-    pictures = []
+    """Measure all of them; say, write (each as it is known) and draw what was found."""
+    pictures: list[Picture] = []
     print("\nmemory over batches:")
     for kind in kinds:
         one = draw(kind)
         pictures.append(one)
+        if json_path is not None:
+            json_path.parent.mkdir(parents=True, exist_ok=True)
+            json_path.write_text(json.dumps([asdict(each) for each in pictures], indent=1) + "\n")
         for curve in one.curves:
             limit = f"limit {one.limit / MB:,.0f} MB" if curve.limited and one.limit else "no limit"
             said = _ended(curve, one.batches)
@@ -211,12 +215,12 @@ def run(kinds: Sequence[str], json_path: Path | None, plot_path: Path | None) ->
                 f"{kind:<12} {curve.loader:<9} {limit:<15} {_most(curve):>16}  {said}", flush=True
             )
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps([asdict(one) for one in pictures], indent=1) + "\n")
         print(f"written: {json_path}")
-    if plot_path is not None and importlib.util.find_spec("matplotlib"):
+    if plot_path is not None and can_plot():
         plot(pictures, plot_path)
         print(f"written: {plot_path}")
+    elif plot_path is not None:
+        print(f"not written: {plot_path}. {NO_PLOT}")
     return pictures
 
 
@@ -233,6 +237,8 @@ def main() -> None:
         used = MemoryGroup(Path(group[0]), int(group[1])).used if group else _of_the_tree
         train(loader, kind, Path(out), used)
         return
+    if asked.plot is not None and not can_plot():
+        parser.error(f"--plot {asked.plot}: {NO_PLOT}")  # now, and not after all the measuring
     told = table(run(asked.kinds, asked.json, asked.plot))
     if asked.write is not None:
         put(asked.write, "curves", told)

@@ -21,6 +21,7 @@ class Shortage(Dataset[Any]):
     size: ClassVar[int]
     options: ClassVar[dict[str, Any]] = {"batch_size": 4}
     piles_up: ClassVar[int]  # bytes, in all workers together
+    title: ClassVar[str]  # what is wrong with it, for tables and plots
 
     def __init__(self, *, harmless: bool = False) -> None:
         self.harmless = harmless
@@ -30,14 +31,16 @@ class Shortage(Dataset[Any]):
 
 
 class Leaking(Shortage):
-    """Every sample leaves 3 MiB behind."""
+    """Every sample leaves something behind."""
 
     size = 240
-    piles_up = size * 3 * MIB
+    leaves = 3  # MiB
+    piles_up = size * leaves * MIB
+    title = f"leaks {leaves} MiB per sample"
 
     def __getitem__(self, index: int) -> Any:
         if not self.harmless:
-            _leaked.append(np.ones(3 * MIB, np.uint8))
+            _leaked.append(np.ones(self.leaves * MIB, np.uint8))
         return torch.rand(16) + index
 
 
@@ -47,6 +50,7 @@ class CopyOnWrite(Shortage):
     size = 240
     rows = 1_500_000
     piles_up = rows * 96  # what Python takes for one of these strings
+    title = "reads a long list (copy-on-write)"
 
     def __init__(self, *, harmless: bool = False) -> None:
         super().__init__(harmless=harmless)
@@ -61,27 +65,31 @@ class CopyOnWrite(Shortage):
 
 
 class Cyclic(Shortage):
-    """Every sample leaves a cycle behind that holds 8 MiB: few objects, many bytes."""
+    """Every sample leaves a cycle behind that holds an array: few objects, many bytes."""
 
     size = 160
-    piles_up = size * 8 * MIB
+    holds = 8  # MiB
+    piles_up = size * holds * MIB
+    title = f"leaves cycles that hold {holds} MiB"
 
     def __getitem__(self, index: int) -> Any:
-        holder: dict[str, Any] = {"array": np.ones(8 * MIB, np.uint8)}
+        holder: dict[str, Any] = {"array": np.ones(self.holds * MIB, np.uint8)}
         if not self.harmless:
             holder["self"] = holder
         return torch.rand(16) + index
 
 
 class Large(Shortage):
-    """Samples of 12 MiB: a few dozen prefetched are more than there is."""
+    """Large samples: a few dozen prefetched are more than there is."""
 
     size = 96
-    options: ClassVar[dict[str, Any]] = {"batch_size": 2, "prefetch_factor": 12}
-    piles_up = WORKERS * 12 * 2 * 12 * MIB
+    weighs, ahead, batch = 12, 12, 2  # MiB, batches, samples
+    options: ClassVar[dict[str, Any]] = {"batch_size": batch, "prefetch_factor": ahead}
+    piles_up = WORKERS * ahead * batch * weighs * MIB
+    title = f"{weighs} MiB samples, prefetch_factor={ahead}"
 
     def __getitem__(self, index: int) -> Any:
-        nbytes = 8 if self.harmless else 12 * MIB
+        nbytes = 8 if self.harmless else self.weighs * MIB
         return torch.full((nbytes // 8,), float(index), dtype=torch.float64) + torch.rand(1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.shortage.datasets import KINDS
+from tests.shortage.datasets import KINDS, MIB, WORKERS, Large
 from tests.shortage.runs import limit_for, rest, run
 from tests.shortage.trainer import stream
 from tests.support.groups import memory_group
@@ -35,8 +35,28 @@ def test_a_run_that_would_not_fit_goes_through_with_the_same_stream(kind: str) -
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["hash"] == stream("torch", kind)[0]
-    assert told["stats"]["most_in_flight_bytes"] <= limit - rest(kind)
     assert done.left == []
+    check_what_helped(kind, told["stats"], done.kills, room=limit - rest(kind))
+
+
+def check_what_helped(kind: str, stats: dict[str, Any], kills: int, room: int) -> None:
+    """Each kind has its own cure. Half of what piles up does not fit, so somebody gave it back."""
+    if kind == "Leaking":
+        assert stats["recycled"] >= WORKERS
+        assert kills == 0
+    elif kind == "CopyOnWrite":  # near the limit, and gone so fast that the kernel may be first
+        assert stats["recycled"] + stats["restarts"] > 0
+    elif kind == "Cyclic":  # collected in time, by workers that live on
+        assert (stats["recycled"], stats["restarts"], kills) == (0, 0, 0)
+    else:
+        assert kind == "Large", f"what helps {kind}?"
+        assert (
+            room
+            >= stats["most_in_flight_bytes"]
+            >= stats["largest_batch_bytes"]
+            > Large.batch * Large.weighs * MIB
+        )
+        assert (stats["recycled"], stats["restarts"], kills) == (0, 0, 0)
 
 
 @pytest.mark.slow
