@@ -72,10 +72,11 @@ def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:
             progress(f"[{len(records)}/{steps}] {record.kind} {record.workload} {record.loader}")
     except KeyboardInterrupt:
         print(f"\nstopped after {len(records)} of {steps} measurements", flush=True)
+    finally:  # before anything else that may fail
+        results = Results(plan, records)
+        write_json(results, json_path)
     progress("")
-    results = Results(plan, records)
     print(table(results))
-    write_json(results, json_path)
     print(f"\nwritten: {json_path}")
     if importlib.util.find_spec("matplotlib"):
         write_plot(results, plot_path)

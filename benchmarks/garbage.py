@@ -112,6 +112,11 @@ def _in_a_process(way: str, data: str, samples: int, *, look: bool) -> dict[str,
             peaks = wait(process, look=look)
         finally:
             clear_session(process)
+        if process.poll() != 0:
+            raise RuntimeError(
+                f"{way}, {data}: the run ended with exit code {process.returncode} and is not "
+                "measured; what it said stands above"
+            )
         return {"samples_per_s": float(out.read_text()), **peaks}
 
 
@@ -132,19 +137,19 @@ def table(found: Sequence[Measured]) -> str:
 
 
 def run(samples: int, rounds: int, json_path: Path | None) -> list[Measured]:
-    """Measure all, print each as it is known."""
+    """Measure all; print and write each as it is known."""
     found: list[Measured] = []
     print(f"\ngarbage: {samples} samples of 5 to 20 MB, {WORKERS} workers")
     for data in DATA:
         for way in WAYS:
             one = measure(way, data, samples, rounds)
             found.append(one)
+            if json_path is not None:
+                json_path.parent.mkdir(parents=True, exist_ok=True)
+                json_path.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
             cells = [f"{number(one.peak_mb)} MB", f"{number(one.samples_per_s)} samples/s"]
             widths = [f"{data:<28}", f"{way:<39}", *(f"{cell:>16}" for cell in cells)]
             print("".join(widths), flush=True)
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
     return found
 
 

@@ -10,6 +10,7 @@ sample.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +45,12 @@ class Loader:
 
     @property
     def version(self) -> str:
-        return metadata.version(self.distribution)
+        """Of what is installed, or of what lies on the path without being installed."""
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            package = importlib.import_module(self.module.partition(".")[0])
+            return str(getattr(package, "__version__", "unknown"))
 
 
 def torch_like(loader_class: Callable[..., Iterable[Batch]], workload: Workload) -> Iterable[Batch]:

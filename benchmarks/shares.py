@@ -65,11 +65,10 @@ class Outcome:
     what: str
     room: int
     share: float
-    full: float  # the part of the room that was in use at the most
+    full: float | None  # the part of the room that was in use at the most
     kills: int
-    replaced: int
-    seconds: float
-    finished: bool
+    replaced: int | None  # None if the run was lost: nobody is left to tell
+    seconds: float | None
 
 
 def measure(what: str, room: int, share: float) -> Outcome:
@@ -79,10 +78,10 @@ def measure(what: str, room: int, share: float) -> Outcome:
         command = ["-m", "benchmarks.shares", "--one", what, str(room), str(share), *place]
         done = run(command, group)
     if done.returncode:
-        return Outcome(what, room, share, 1.0, done.kills, 0, 0.0, False)
+        return Outcome(what, room, share, None, done.kills, None, None)
     told = json.loads(done.stdout)
     full = (told["used"] - base) / room
-    return Outcome(what, room, share, full, done.kills, told["recycled"], told["seconds"], True)
+    return Outcome(what, room, share, full, done.kills, told["recycled"], told["seconds"])
 
 
 def train(what: str, room: int, share: float, group: MemoryGroup) -> dict[str, Any]:
@@ -116,10 +115,11 @@ def table(found: Sequence[Outcome]) -> str:
         if ours.get(one.what, one.share) == one.share:
             share = f"**{share}**"
         cells = [one.what, f"{one.room >> 20} MiB", share]
-        cells += [f"{one.full:.0%}", str(one.kills), str(one.replaced), f"{one.seconds:.1f}"]
-        lines.append(
-            f"| {' | '.join(cells if one.finished else [*cells[:3], 'lost', *cells[4:]])} |"
-        )
+        cells.append("lost" if one.full is None else f"{one.full:.0%}")
+        cells.append(str(one.kills))
+        cells.append("–" if one.replaced is None else str(one.replaced))
+        cells.append("–" if one.seconds is None else f"{one.seconds:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
