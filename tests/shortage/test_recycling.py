@@ -238,7 +238,10 @@ def test_one_worker_at_a_time_is_traced_and_only_while_that_may_help(
         for n in range(20):
             mind.measured(worker, Point(float(n), 4 * n, n << 22, n << 22, 0, 1000 + 9 * n, 0))
         mind.retired(worker)
-        return mind.started(worker)
+        batches = mind.started(worker)
+        assert mind.started(worker) == batches, "a start that failed is no attempt"
+        mind.born(worker)
+        return batches
 
     assert replaced(0) == 8
     assert replaced(1) == 0, "the other one is being traced"
