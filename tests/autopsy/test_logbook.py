@@ -184,6 +184,7 @@ def test_workers_that_were_not_seen_are_not_said_to_take_nothing(tmp_path: Path)
     book = Logbook(tmp_path)
     book.begin({})
     book.memory({"trainer_bytes": 1 << 30, "workers": {}})
+    book.flush()
     told = CliRunner().invoke(main, ["incidents", str(tmp_path)]).output
     assert "trainer 1.0 GiB, its workers were not there yet" in " ".join(told.split())
 

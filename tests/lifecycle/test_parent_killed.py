@@ -72,7 +72,9 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
         """
     )
     workers = [int(pid) for pid in trainer.expect("workers")[0].split()]
-    assert eventually(lambda: all(map(is_blocked_sending, workers)))
+    assert eventually(lambda: all(map(is_blocked_sending, workers))), [
+        Path(f"/proc/{pid}/{name}").read_text() for pid in workers for name in ("syscall", "stat")
+    ]
     assert_nobody_survives_a_kill(trainer, at_least=3)
 
 
