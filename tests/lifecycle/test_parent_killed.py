@@ -64,9 +64,8 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Bulky(), num_workers=2, batch_size=None, prefetch_factor=200, memory_budget=None))
-        next(iterator)
+        iterator._pool.lock.acquire()  # or somebody reads what they send, as quickly as they do
         pids = [worker.pid for worker in iterator._workers]
-        iterator._pool.lock.acquire()  # or the watch reads what they send, now and then
         say("workers", *pids)
         {WAITING}
         """
