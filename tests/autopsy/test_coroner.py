@@ -18,6 +18,7 @@ from holdfast import DataLoader
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import Size
 from holdfast.autopsy.coroner import Coroner, Examination
+from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook, read
 from tests.autopsy.made_up import MEMINFO, Tree
@@ -203,6 +204,12 @@ def test_an_abort_is_judged_by_the_last_words(tree: Tree) -> None:
     assert (memory.verdict.cause, memory.verdict.confidence) == ("allocation-failed", "medium")
 
 
+def _killed_at_size(made: Coroner, noted: float) -> Evidence:
+    size = Size(7 << 20, 1 << 20, noted)
+    killed = {"kind": "killed", "signal": "SIGKILL", "exitcode": -9, "stack": ""}
+    return _examined(made, size=size, **killed).evidence
+
+
 def test_what_the_worker_noted_of_its_size_counts_if_it_is_newer_than_what_we_saw(
     tree: Tree,
 ) -> None:
@@ -212,28 +219,14 @@ def test_what_the_worker_noted_of_its_size_counts_if_it_is_newer_than_what_we_sa
         made._next_look = 0
         now = time.monotonic()
         made.look(now)
-        found = _examined(
-            made,
-            kind="killed",
-            signal="SIGKILL",
-            exitcode=-9,
-            stack="",
-            size=Size(7 << 20, 1 << 20, now + at),
-        ).evidence
+        found = _killed_at_size(made, now + at)
         assert (found.worker_bytes, found.worker_private) == expected
 
 
 def test_a_size_in_the_black_box_is_enough_where_proc_shows_nothing(tmp_path: Path) -> None:
     made = Coroner("fork", 1, roots=Tree(tmp_path).roots)
     made.begin()
-    found = _examined(
-        made,
-        kind="killed",
-        signal="SIGKILL",
-        exitcode=-9,
-        stack="",
-        size=Size(7 << 20, 1 << 20, time.monotonic()),
-    ).evidence
+    found = _killed_at_size(made, time.monotonic())
     assert found.worker_bytes == 7 << 20
 
 

@@ -71,10 +71,10 @@ class Channel:
             if between is not None and number == 0:
                 between()
 
-    def receive(self) -> bytes | None:
+    def receive(self, flags: int = 0) -> bytes | None:
         """The next whole message; None when the other end is gone."""
         while True:
-            packet = self.sock.recv(PACKET + 1)
+            packet = self.sock.recv(PACKET + 1, flags)
             if not packet:
                 return None
             message = self._assemble(packet)
@@ -83,16 +83,10 @@ class Channel:
 
     def waiting(self) -> bytes | None:
         """The next whole message if it is there already; None if not, or at the end."""
-        while True:
-            try:
-                packet = self.sock.recv(PACKET + 1, socket.MSG_DONTWAIT)
-            except OSError:
-                return None  # if something is wrong, `receive` will say what
-            if not packet:
-                return None
-            message = self._assemble(packet)
-            if message is not None:
-                return message
+        try:
+            return self.receive(socket.MSG_DONTWAIT)
+        except OSError:
+            return None  # if something is wrong, `receive` will say what
 
     # -- the parent's side: never blocks --------------------------------------------------
 

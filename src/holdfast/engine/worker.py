@@ -149,7 +149,7 @@ class _Worker:
         self.loaded = False  # whether the dataset was given a state to go on from
         self.exhausted = False  # the parent knows: it told us, or we told it
         self.answered = setup.answered
-        self.orders: deque[tuple[str, int, Any]] = deque()  # received before their time
+        self.orders: deque[tuple[str, int, Any]] = deque()  # received and not carried out
         arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
@@ -173,15 +173,12 @@ class _Worker:
         if self.faults:
             self.faults.strike("after-ready")
         while True:
-            if self.orders:
-                kind, number, content = self.orders.popleft()
-            else:
+            if not self.orders:
                 message = self.channel.receive()
                 if message is None:
                     return
-                kind, number, content, released = pickle.loads(message)
-                for offset in released:
-                    self.arena.release(offset)
+                self._take_in(message)
+            kind, number, content = self.orders.popleft()
             if kind == "task":
                 self._do_task(number, content)
             elif kind == "briefed":
@@ -213,12 +210,16 @@ class _Worker:
         """In the middle of a batch: take in what has been sent meanwhile, for its blocks."""
         found = False
         while (message := self.channel.waiting()) is not None:
-            kind, number, content, released = pickle.loads(message)
-            for offset in released:
-                self.arena.release(offset)
-                found = True
-            self.orders.append((kind, number, content))
+            found |= self._take_in(message)
         return found
+
+    def _take_in(self, message: bytes) -> bool:
+        """Note an order, and release the blocks that came with it; whether there were any."""
+        kind, number, content, released = pickle.loads(message)
+        for offset in released:
+            self.arena.release(offset)
+        self.orders.append((kind, number, content))
+        return bool(released)
 
     def _tell_sizes(self) -> None:
         point = self.keeper.point(self.arena.reserved)
