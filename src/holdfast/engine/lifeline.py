@@ -27,9 +27,11 @@ fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
 fcntl.fcntl(line, 10, 9)
 fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
 try:
-    os._exit(os.read(line, 1) and 1)
+    os.read(line, 1)
 except BlockingIOError:
     pass
+else:
+    os._exit(0)
 """
 
 
