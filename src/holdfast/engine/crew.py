@@ -23,7 +23,7 @@ from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings
-from holdfast.engine.nursery import Born, Died, NotBorn, Report, Signalled
+from holdfast.engine.nurse import Born, Died, NotBorn, Report, Signalled
 from holdfast.engine.obituaries import Ending, Obituaries, starts
 from holdfast.engine.protocol import (
     BATCH,

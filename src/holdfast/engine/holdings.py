@@ -15,7 +15,9 @@ from holdfast.engine import registry
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.faults import strike_start
 from holdfast.engine.lifeline import Lifeline
-from holdfast.engine.nursery import Nurse, Nursery, Payload
+from holdfast.engine.nurse import Nurse
+from holdfast.engine.nursery import Nursery
+from holdfast.engine.payload import Payload
 from holdfast.engine.protocol import Blueprint, Equipment, Setup
 from holdfast.engine.silence import Pulse
 from holdfast.engine.worker import run

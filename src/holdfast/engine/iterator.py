@@ -39,7 +39,7 @@ from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.faults import Faults
 from holdfast.engine.handle import WorkerHandle
-from holdfast.engine.nursery import Payload, spawn_payload
+from holdfast.engine.payload import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
 from holdfast.engine.pool import Pool, TimedOut
 from holdfast.engine.protocol import Blueprint

@@ -49,8 +49,8 @@ from holdfast.engine.careful import DROPPED
 from holdfast.engine.crew import Crew
 from holdfast.engine.epoch import Epoch, Taken
 from holdfast.engine.holdings import Holdings
-from holdfast.engine.nursery import Payload
 from holdfast.engine.obituaries import Obituaries
+from holdfast.engine.payload import Payload
 from holdfast.engine.protocol import Blueprint
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats

@@ -1,0 +1,310 @@
+"""The loop inside the nursery: it forks workers, signals them and buries them.
+
+It has one thread, one loop and one wait: its orders (a socket), its trainer (a pidfd, which neither
+other holders of a socket nor the end of the thread that started us can fool), and its children
+(pidfds) with what they write to standard error (see `tee.py`). It dies with the trainer and takes
+the workers along; if it is killed itself, the kernel kills them. It is the only one that signals or
+reaps workers, so no signal can hit a stranger who got a dead worker's pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing.process
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.multiprocessing
+
+from holdfast.autopsy.blackbox import NURSERY
+from holdfast.autopsy.readers import process
+from holdfast.engine import faults
+from holdfast.engine.lifeline import arm
+from holdfast.engine.tee import Tee
+
+__all__ = [
+    "IGNORED",
+    "MESSAGE",
+    "Born",
+    "Died",
+    "NotBorn",
+    "Nurse",
+    "Report",
+    "Signalled",
+    "set_signals",
+]
+
+# What schedulers and people send to the whole process group is meant for the trainer.
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of those: whoever dies, may die of it
+_CRASHES = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
+MESSAGE = 64 * 1024  # bytes of an order, or of a part of it
+DYING = 0.5  # seconds workers have to be gone after SIGKILL, when the pool closes
+
+
+@dataclass(frozen=True)
+class Born:
+    worker: int
+    generation: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotBorn:
+    """It could not even be forked."""
+
+    worker: int
+    generation: int
+    errno: int
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker was reaped: `status` as waitpid gives it, `cpu` in seconds."""
+
+    worker: int
+    generation: int
+    pid: int
+    status: int
+    cpu: float
+    cpu_limit: float | None  # the hard one, where the kernel kills; None: unlimited or not known
+    handlers: bool | None  # whether it had handlers for crashes; None: not known
+    group: dict[int, float]  # signals the nursery got too, and when (monotonic)
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """An order to send a signal was carried out."""
+
+    worker: int
+    generation: int
+    signal: int
+
+
+Report = Born | NotBorn | Died | Signalled
+
+
+class Nurse:
+    """The loop inside the nursery."""
+
+    def __init__(
+        self, control: socket.socket, trainer: int, blackboxes: int, lifeline: int, *others: int
+    ) -> None:
+        self.control = control
+        self.trainer = trainer
+        self.lifeline = lifeline
+        self.trainer_pid = os.getppid()
+        self.children: dict[int, tuple[int, int, int]] = {}  # pidfd -> pid, worker, generation
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(trainer, select.POLLIN)
+        taken = (control.fileno(), trainer, blackboxes, lifeline, *others)
+        self.tee = Tee(self.poll, blackboxes, taken)
+        # A reader of the user's standard error that goes away is no reason for us to; nor is a
+        # terminal that stops jobs in the background when they write to it.
+        self.before = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGPIPE, signal.SIGTTOU)
+        }
+        self.group: dict[int, float] = {}
+        signal.set_wakeup_fd(-1)  # of the trainer's event loop, which is to hear of its own only
+        for number in _NOTED:
+            signal.signal(number, self._note)
+        self.deadline: float | None = None
+        self.killed = False
+
+    def serve(self, deliver: Callable[[bytes, int, int, int], None]) -> None:
+        """Fork workers with `deliver` until the trainer wants or needs no more."""
+        torch.multiprocessing._set_thread_name(NURSERY)
+        arm(self.lifeline)
+        while True:
+            for fd, _ in self.poll.poll(self._timeout()):
+                if fd == self.trainer:
+                    self._abandon_all()
+                    return
+                if fd in self.children:
+                    self._bury(fd)
+                elif self.tee.owns(fd):
+                    self.tee.serve(fd)
+                elif fd != self.control.fileno():
+                    continue  # closed by what we dealt with a moment ago
+                elif not self._obey(deliver):
+                    self._abandon_all()
+                    return
+            if self.deadline is not None:
+                if not self.children:
+                    self._finish()
+                    return
+                if time.monotonic() >= self.deadline:
+                    if self.killed:  # something even SIGKILL does not end; the kernel has it noted
+                        self._finish()
+                        return
+                    self._signal_all()
+                    self.killed = True
+                    self.deadline = time.monotonic() + DYING
+
+    def _note(self, number: int, frame: object) -> None:
+        """What reaches the nursery was sent to the whole group: it may be why a worker dies."""
+        self.group[number] = time.monotonic()
+
+    def _finish(self) -> None:
+        set_signals()  # ignored is what an heir inherits
+        self.tee.finish()
+
+    def _timeout(self) -> float | None:
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - time.monotonic()) * 1000 + 1
+
+    def _obey(self, deliver: Callable[[bytes, int, int, int], None]) -> bool:
+        """Carry out one order; False when there will be none any more."""
+        try:
+            message, fds, _, _ = socket.recv_fds(self.control, MESSAGE, 2)
+        except OSError:
+            return False
+        if not message:
+            return False
+        order, worker, generation, argument = pickle.loads(message)
+        if order == "start":
+            setup = b""
+            while len(setup) < argument:
+                part = self.control.recv(MESSAGE)
+                if not part:
+                    return False
+                setup += part
+            self._bear(deliver, worker, generation, setup, fds)
+        elif order == "signal":
+            self._signal(worker, generation, argument)
+        else:
+            self.deadline = time.monotonic() + argument
+        return True
+
+    def _bear(
+        self,
+        deliver: Callable[[bytes, int, int, int], None],
+        worker: int,
+        generation: int,
+        setup: bytes,
+        fds: list[int],
+    ) -> None:
+        nursery = os.getpid()
+        try:
+            if len(fds) < 2:  # the kernel drops those for which we have no room
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            channel, arena = fds
+            words = self.tee.open(worker)
+            if words is not None:
+                fds = [*fds, words]
+            faults.strike_start("fork", worker, generation)
+            pid = os.fork()
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            self._report(NotBorn(worker, generation, error.errno or 0))
+            return
+        if pid == 0:
+            status = 1
+            try:
+                self.control.close()
+                os.close(self.trainer)
+                for pidfd in self.children:
+                    os.close(pidfd)
+                self.tee.in_worker(words)
+                for number, handler in self.before.items():
+                    signal.signal(number, handler or signal.SIG_DFL)
+                status = _bootstrap(
+                    worker, self.trainer_pid, lambda: deliver(setup, channel, arena, nursery)
+                )
+            finally:
+                os._exit(status)
+        for fd in fds:
+            os.close(fd)  # which leaves room for one to hold the child by
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, worker, generation)
+        self.poll.register(pidfd, select.POLLIN)
+        self._report(Born(worker, generation, pid))
+
+    def _bury(self, pidfd: int) -> None:
+        pid, worker, generation = self.children[pidfd]
+        limit = _cpu_limit(pid)  # which the dead have until they are reaped, as they have these:
+        caught = process.caught_signals(pid)
+        reaped, status, usage = os.wait4(pid, os.WNOHANG)
+        if not reaped:
+            return  # the event was for a descriptor that had this number a moment ago
+        del self.children[pidfd]
+        self.poll.unregister(pidfd)
+        os.close(pidfd)
+        self.tee.emptied(worker)
+        cpu = usage.ru_utime + usage.ru_stime
+        # The one that ends it is no longer among them.
+        handlers = None if caught is None else len(_CRASHES & caught) >= len(_CRASHES) - 1
+        self._report(Died(worker, generation, pid, status, cpu, limit, handlers, dict(self.group)))
+
+    def _signal(self, worker: int, generation: int, number: int) -> None:
+        for pidfd, (pid, one, other) in self.children.items():
+            if (one, other) == (worker, generation):
+                if number == signal.SIGABRT:  # for its stack, not for a core file of it
+                    with contextlib.suppress(OSError):  # a sandbox may forbid it
+                        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+                signal.pidfd_send_signal(pidfd, number)
+        self._report(Signalled(worker, generation, number))
+
+    def _abandon_all(self) -> None:
+        """Nobody is there any more to close the pool."""
+        self._signal_all()
+        self.tee.empty()
+
+    def _signal_all(self) -> None:
+        for pidfd in self.children:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _report(self, report: Report) -> None:
+        try:
+            self.control.send(pickle.dumps(report))
+        except OSError:
+            pass  # the trainer is going; the pidfd says so too
+
+
+class _Process(multiprocessing.process.BaseProcess):
+    """What `multiprocessing.current_process()` says in a worker: the same as in torch's."""
+
+    _start_method = None
+
+    def __init__(self, worker: int, trainer: int, body: Callable[[], None]) -> None:
+        super().__init__(name=f"Process-{worker + 1}", daemon=True)
+        self._identity = (*self._identity[:-1], worker + 1)
+        self._parent_pid = trainer
+        self._body = body
+
+    def run(self) -> None:
+        self._body()
+
+
+def _cpu_limit(pid: int) -> float | None:
+    try:
+        hard = resource.prlimit(pid, resource.RLIMIT_CPU)[1]
+    except OSError:
+        return None  # a sandbox may forbid it
+    return None if hard == resource.RLIM_INFINITY else float(hard)
+
+
+def _bootstrap(worker: int, trainer: int, body: Callable[[], None]) -> int:
+    """Run `body` as multiprocessing runs the target of a process; the exit status."""
+    status: int = _Process(worker, trainer, body)._bootstrap()  # type: ignore[attr-defined]
+    return status
+
+
+def set_signals() -> None:
+    """What is meant for the trainer is ignored; our children are ours to wait for."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    # A handler of the trainer's that reaps all children, or SIG_IGN, would take away the status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
