@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from holdfast.autopsy.blackbox import FETCH
 from holdfast.engine.careful import DROPPED, Batch, Careful, Row, Trouble
-from holdfast.engine.fetch import IterableFetcher, state_of
+from holdfast.engine.fetch import SELDOM, IterableFetcher, state_of
 from holdfast.errors import ReplicaLost
 from holdfast.samples import record, substitute
 from holdfast.samples.record import BadSample
@@ -57,6 +57,9 @@ class CarefulIterableFetcher(Careful, IterableFetcher):
                 continue
             if placement is not None and row.sample is not _PENDING and not row.given:
                 row.sample = placement.place(row.sample)
+                if placement.useless:
+                    self._leave_out = SELDOM
+                    placement = None
             batch.rows.append(row)
             self.tidy()
         if self.ended and (not batch.rows or (self.drop_last and len(batch.keys) < size)):

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from holdfast.autopsy.blackbox import FETCH
 from holdfast.engine.careful import DROPPED, Batch, Careful, Row, Trouble
-from holdfast.engine.fetch import MapFetcher, makes_batches
+from holdfast.engine.fetch import SELDOM, MapFetcher, makes_batches
 from holdfast.engine.randomness import Snapshot, bring_back
 from holdfast.errors import NoSubstitute
 from holdfast.samples import substitute
@@ -103,6 +103,7 @@ class CarefulMapFetcher(Careful, MapFetcher):
             if placement is not None and not row.given:
                 row.sample = placement.place(row.sample)
                 if placement.useless:
+                    self._leave_out = SELDOM
                     placement = None
             rows.append(row)
             if not position & 3:

@@ -17,7 +17,7 @@ from holdfast.engine.faults import Faults
 from holdfast.memory.arena import Arena
 from holdfast.memory.collate import Placement, stacks
 
-__all__ = ["Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
+__all__ = ["SELDOM", "Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
 SELDOM = 15  # batches, after one of small samples, until one is looked at for large ones again
 
