@@ -32,6 +32,7 @@ if sys.platform == "linux":
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
     from holdfast.engine.pool import Pool
     from holdfast.engine.registry import close_all
+    from holdfast.memory.arena import Kept
     from holdfast.memory.packing import advice
 
 __all__ = ["DataLoader"]
@@ -72,6 +73,7 @@ class _Runtime:
         self.owner = os.getpid()
         self.iterator: Any = None  # kept between epochs by persistent workers
         self._pools: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
         self.incidents: list[Incident] = []
         self.stats = Stats()
         self.ledger = Ledger()
@@ -91,11 +93,17 @@ class _Runtime:
 
     def add(self, pool: Pool) -> None:
         self._pools[id(pool)] = pool
+        self._kept[id(pool.holdings.kept)] = pool.holdings.kept
 
     def pools(self) -> list[Pool]:
         """Those that are still there; any thread may ask while another begins an epoch."""
         found = [ref() for ref in self._pools.valuerefs()]
         return [pool for pool in found if pool is not None]
+
+    def held_bytes(self) -> int:
+        """Bytes of batches that the consumer keeps, also of pools that are gone."""
+        found = [ref() for ref in self._kept.valuerefs()]
+        return sum(kept.nbytes for kept in found if kept is not None)
 
     def budget_for(self, given: int | str | None) -> Budget:
         """The budget that a new iterator shares in."""
@@ -261,8 +269,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Batches, bytes, waits and restarts so far, over all epochs; memory as it is now.
 
         ``in_flight_bytes`` are ordered and not handed over yet, ``held_bytes`` those of batches you
-        keep of the workers that run now (none between epochs, unless they are persistent),
-        ``budget_bytes`` what may be in flight at present (None without limit).
+        keep, also of epochs that are over, ``budget_bytes`` what may be in flight at present (None
+        without limit).
 
         >>> loader = DataLoader([1, 2, 3], num_workers=0)
         >>> len(list(loader)), loader.stats()["batches"]
@@ -272,7 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         figures: dict[str, int | float | None]
         figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
         pools = runtime.pools()
-        figures["held_bytes"] = sum(pool.held_bytes() for pool in pools)
+        figures["held_bytes"] = runtime.held_bytes()
         figures["in_flight_bytes"] = sum(pool.machine.share.in_flight for pool in pools)
         figures["budget_bytes"] = runtime.budget_for(self._options().memory_budget).limit
         return figures

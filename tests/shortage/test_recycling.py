@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -357,6 +358,27 @@ def test_no_more_is_in_flight_than_the_budget_allows_whatever_the_consumer_keeps
     assert sorted(int(batch[0, 0]) for batch in kept) == list(range(40))
     assert loader.stats()["most_in_flight_bytes"] <= 5 * MIB
     assert loader.stats()["budget_bytes"] == 5 * MIB
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_what_the_consumer_keeps_is_told_as_long_as_it_is_kept(persistent: bool) -> None:
+    loader = holdfast.DataLoader(Megabytes(), num_workers=2, persistent_workers=persistent)
+
+    def held() -> float:
+        gc.collect()
+        return loader.stats()["held_bytes"]
+
+    kept = list(loader)
+    assert held() >= 40 * MIB, "the epoch is over, the batches are not"
+    del kept[:30]
+    kept.append(next(iter(loader)))
+    assert 11 * MIB <= held() < 12 * MIB
+    loader.close()
+    assert 11 * MIB <= held() < 12 * MIB
+    del kept[5:]
+    assert 5 * MIB <= held() < 6 * MIB
+    kept.clear()
+    assert held() == 0
 
 
 def test_a_batch_that_is_larger_than_the_budget_passes_alone() -> None:

@@ -23,7 +23,7 @@ from holdfast.engine.silence import Pulse
 from holdfast.engine.worker import run
 from holdfast.memory import arena as arenas
 from holdfast.memory import threads
-from holdfast.memory.arena import Window
+from holdfast.memory.arena import Kept, Window
 from holdfast.samples.record import BadSample
 
 __all__ = ["Holdings", "Place"]
@@ -56,6 +56,7 @@ class Holdings:
         self, blueprint: Blueprint, payload: Payload | None, workers: int, wake: int
     ) -> None:
         self.places: list[Place] = []
+        self.kept = Kept()  # by the consumer, of all arenas there ever were
         self.channels: dict[int, int] = {}  # descriptor -> worker
         self.poll = select.poll()
         self._blueprint = blueprint
@@ -69,7 +70,7 @@ class Holdings:
             for worker in range(workers):
                 fd = arenas.create(f"holdfast-{worker}")
                 undo.callback(os.close, fd)
-                self.places.append(Place(Window(fd), fd))
+                self.places.append(Place(Window(fd, self.kept), fd))
             self._new_nursery()
             undo.pop_all()
         self.poll.register(wake, select.POLLIN)
@@ -165,7 +166,7 @@ class Holdings:
         place = self.places[worker]
         fd = arenas.create(f"holdfast-{worker}")
         try:
-            window = Window(fd)
+            window = Window(fd, self.kept)
         except BaseException:
             os.close(fd)
             raise

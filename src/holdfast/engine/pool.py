@@ -323,10 +323,6 @@ class Pool:
             over = self.watch.stage is not OPEN or self._midway
             return not over and self.crew.refused is None and self.machine.failure is None
 
-    def held_bytes(self) -> int:
-        """Bytes of batches that the consumer keeps."""
-        return sum(place.window.kept_bytes for place in self.holdings.places)
-
     def _pump(self, timeout: float | None) -> bool:
         """Wait for something to happen and deal with it; whether a worker was heard."""
         if self.crew.hear_awaited():

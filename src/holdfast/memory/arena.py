@@ -61,7 +61,7 @@ import numpy.typing as npt
 
 from . import forks
 
-__all__ = ["Arena", "Block", "Extents", "Window", "create", "default_capacity"]
+__all__ = ["Arena", "Block", "Extents", "Kept", "Window", "create", "default_capacity"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -535,8 +535,11 @@ class Window:
     All methods, and popping `released`, belong to one thread at a time; leases may die in any.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, kept: Kept | None = None) -> None:
+        """`kept`: the books to count in what the user has of it, now and after it is closed."""
         self.capacity = os.fstat(fd).st_size
+        self.kept = Kept() if kept is None else kept
+        self.kept.open(self)
         self.released = Released()
         self._pid = os.getpid()
         self._map: Mapping | None = Mapping(fd, self.capacity)
@@ -630,24 +633,50 @@ class Window:
         for ref, array in alive:
             if array is not None:
                 spare.append((ref.offset, ref.nbytes))
-                _Orphan.adopt(array, ref, mapping)
+                _Orphan.adopt(array, ref, mapping, self.kept)
         for start, end in _outside(spare, self.capacity - self.capacity % PAGE):
             mapping.give_back(start, end)
+
+
+class Kept:
+    """What the user has of the batches of some windows, whether or not they are closed by now.
+
+    It is held by the windows, and by what the user has: when both are gone nobody needs it.
+    """
+
+    def __init__(self) -> None:
+        self._windows: weakref.WeakValueDictionary[int, Window] = weakref.WeakValueDictionary()
+
+    def open(self, window: Window) -> None:
+        self._windows[id(window)] = window
+
+    @property
+    def nbytes(self) -> int:
+        """For any thread."""
+        windows = [ref() for ref in self._windows.valuerefs()]
+        ours = [one for one in list(_Orphan.all.values()) if one.kept is self]
+        return sum(one.kept_bytes for one in windows if one is not None) + sum(
+            one.nbytes for one in ours if one() is not None
+        )
 
 
 class _Orphan(weakref.ref[Bytes]):
     """A lease whose window is closed: there is no worker to recycle it, so its pages are freed."""
 
-    __slots__ = ("end", "mapping", "pid", "start")
+    __slots__ = ("end", "kept", "mapping", "nbytes", "pid", "start")
     start: int
     end: int
+    nbytes: int  # that the user has
+    kept: Kept
     mapping: Mapping
     pid: int
     all: ClassVar[dict[int, _Orphan]] = {}
 
     @classmethod
-    def adopt(cls, array: Bytes, ref: _Ref, mapping: Mapping) -> None:
+    def adopt(cls, array: Bytes, ref: _Ref, mapping: Mapping, kept: Kept) -> None:
         orphan = cls(array, _bury)
+        orphan.nbytes = ref.nbytes if ref.delivered else 0
+        orphan.kept = kept
         orphan.start = _up(ref.offset, PAGE)
         orphan.end = (ref.offset + ref.nbytes) // PAGE * PAGE
         orphan.mapping = mapping
