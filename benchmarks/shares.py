@@ -5,9 +5,9 @@
 A machine is a control group with so much room beyond what the trainer needs at rest. There are
 three questions:
 
-- batches in flight (`budget.AUTO_SHARE`): samples of a hundredth of the room, prefetched as far as
+- batches in flight (`shares.IN_FLIGHT`): samples of a hundredth of the room, prefetched as far as
   the budget lets them. How full does the machine get, and does it cost time?
-- workers that leak (`ladder.WORKERS_SHARE`): how full does it get, and how often are they replaced?
+- workers that leak (`shares.WORKERS`): how full does it get, and how often are they replaced?
 - both at once, with our shares: each of them reckons with what the other has left free.
 
 What must not happen is a kill; what should not happen is that the machine is full, because the
@@ -30,16 +30,16 @@ from torch.utils.data import Dataset
 
 import holdfast
 from benchmarks.page import put
-from holdfast.memory import budget, ladder
+from holdfast.memory import shares as ours
 from tests.shortage.runs import rest, run
 from tests.support.groups import MemoryGroup, memory_group
 
 MIB = 1 << 20
 MACHINES = (256 * MIB, 1024 * MIB)  # of room
 SHARES = {
-    "in flight": (0.15, 0.3, 0.5),
-    "workers": (0.25, 0.5, 0.8),
-    "both": (budget.AUTO_SHARE,),
+    "in flight": (0.15, 0.25, 0.4),
+    "workers": (0.25, 0.4, 0.7),
+    "both": (ours.IN_FLIGHT,),
 }
 WORKERS = 2
 _kept: list[Any] = []
@@ -87,12 +87,12 @@ def measure(what: str, room: int, share: float) -> Outcome:
 def train(what: str, room: int, share: float, group: MemoryGroup) -> dict[str, Any]:
     """In the group: with that share in place of ours."""
     if what == "in flight":
-        budget.AUTO_SHARE = share  # type: ignore[misc]
+        ours.IN_FLIGHT = share  # type: ignore[misc]
         dataset = Samples(room // 100, 0)
     elif what == "both":
         dataset = Samples(room // 100, room // 100)
     else:
-        ladder.WORKERS_SHARE = share  # type: ignore[misc]
+        ours.WORKERS = share  # type: ignore[misc]
         dataset = Samples(1000, room // 100)
     loader = holdfast.DataLoader(dataset, batch_size=4, num_workers=WORKERS, prefetch_factor=16)
     most, began = 0, time.perf_counter()
@@ -104,15 +104,15 @@ def train(what: str, room: int, share: float, group: MemoryGroup) -> dict[str, A
 
 
 def table(found: Sequence[Outcome]) -> str:
-    ours = {"in flight": budget.AUTO_SHARE, "workers": ladder.WORKERS_SHARE}
-    both = f"{budget.AUTO_SHARE:.0%}, {ladder.WORKERS_SHARE:.0%}"
+    chosen = {"in flight": ours.IN_FLIGHT, "workers": ours.WORKERS}
+    both = f"{ours.IN_FLIGHT:.0%}, {ours.WORKERS:.0%}"
     lines = [
         "| share for | room | share | most in use | kills | replaced | seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in found:
         share = both if one.what == "both" else f"{one.share:.0%}"
-        if ours.get(one.what, one.share) == one.share:
+        if chosen.get(one.what, one.share) == one.share:
             share = f"**{share}**"
         cells = [one.what, f"{one.room >> 20} MiB", share]
         cells.append("lost" if one.full is None else f"{one.full:.0%}")

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from holdfast.autopsy.readers import Roots
 from holdfast.engine.warden import Warden, _Told
-from holdfast.memory import budget, gauge
+from holdfast.memory import gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
 from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Garbage
 from holdfast.memory.ladder import ALONE, Ladder, Rung, allowance
 from holdfast.memory.pressure import SLOWLY, Level, Pressure
+from holdfast.memory.shares import IN_FLIGHT, shares
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -59,15 +60,17 @@ def test_the_automatic_budget_follows_what_is_free_and_counts_what_it_has_itself
     auto = Budget(None, auto=True)
     share = Share(auto)
     auto.adapt(10 * GIB, ranks=1)
-    assert auto.limit == int(10 * GIB * budget.AUTO_SHARE)
+    assert auto.limit == pytest.approx(10 * GIB * IN_FLIGHT)
     share.take(GIB)
     auto.adapt(9 * GIB, ranks=1)
-    assert auto.limit == int(10 * GIB * budget.AUTO_SHARE)
+    assert auto.limit == pytest.approx(10 * GIB * IN_FLIGHT)
     auto.adapt(8 * GIB, ranks=4)
-    assert auto.limit == int(3 * GIB * budget.AUTO_SHARE)
+    assert auto.limit == pytest.approx(3 * GIB * IN_FLIGHT)
+    auto.adapt(8 * GIB, ranks=4, unborn=16)
+    assert auto.limit == shares(3 * GIB, 16).in_flight < 3 * GIB * IN_FLIGHT
+    share.close()
     auto.adapt(0, ranks=1000)
-    assert auto.limit is not None
-    assert auto.limit >= budget.SMALLEST
+    assert auto.limit == 1
     own = Budget(7)
     own.adapt(10 * GIB, ranks=1)
     assert own.limit == 7
@@ -113,9 +116,10 @@ def test_what_a_worker_is_allowed() -> None:
         return found.private, found.beyond
 
     assert share(None) == (None, None)
-    assert share("auto") == (GIB, None)
-    assert share("auto", confined=True) == (GIB, int(8 * GIB * ALONE) - GIB)
-    assert share("auto", ranks=2) == (GIB // 2, None)
+    ours = shares(8 * GIB, 4).worker
+    assert share("auto") == (ours, None)
+    assert share("auto", confined=True) == (ours, int(8 * GIB * ALONE) - ours)
+    assert share("auto", ranks=2) == (shares(4 * GIB, 4).worker, None)
     assert share(GIB) == (GIB, GIB // 4)
     unknown = allowance("auto", free=None, confined=False, workers=1, ranks=1)
     assert (unknown.private, unknown.beyond) == (None, None)

@@ -261,7 +261,7 @@ def in_flight(seen: Samples, plan: Plan, machine: Machine, room: Reading) -> Che
     waiting = plan.num_workers * plan.prefetch_factor * batch
     given = plan.memory_budget
     budget = Budget(None, auto=True) if given == "auto" else Budget(given)
-    budget.adapt(room.free, ranks())
+    budget.adapt(room.free, ranks(), plan.num_workers)
     # torch's workers collate from a list of samples, ours (large samples) one by one into place.
     making = plan.num_workers * batch
     placing = plan.num_workers * (sample if sample >= PLACED else batch)

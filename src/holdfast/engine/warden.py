@@ -71,13 +71,14 @@ class Warden:
         self._next_recycling = 0.0
         self._spared: dict[int, tuple[float, float]] = {}  # workers: until when, for how long
         self._shrunk_at = 0.0
-        share.budget.adapt(reading.free, self.ranks)
+        share.budget.adapt(reading.free, self.ranks, workers)
         self.allowance: Allowance = allowance(
             limit,
             free=reading.free,
             confined=reading.confined,
             workers=workers,
             ranks=self.ranks,
+            batch=share.largest or 0,
         )
         self._may_recycle = limit is not None
         self._workers = workers

@@ -15,14 +15,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Final
 
-__all__ = ["AUTO_SHARE", "Budget", "Share", "for_all", "in_bytes"]
+from holdfast.memory.shares import shares
 
-AUTO_SHARE: Final = 0.3
-"""The part of the free memory that batches in flight may take. The arenas keep up to twice what
-they had in use, and workers and trainer grow too."""
-SMALLEST: Final = 16 << 20
+__all__ = ["Budget", "Share", "for_all", "in_bytes"]
 
 _UNITS = {
     "": 1, "b": 1,
@@ -62,11 +58,12 @@ class Budget:
     def in_flight(self) -> int:
         return sum(share.in_flight for share in self._shares)
 
-    def adapt(self, free: int | None, ranks: int) -> None:
-        """Follow what the machine has left; only for a budget nobody has given a number."""
+    def adapt(self, free: int | None, ranks: int, unborn: int = 0) -> None:
+        """Follow what the machine has left; only for a budget nobody has given a number. `unborn`
+        workers will need some of it."""
         if self.auto and free is not None:
-            ours = max(0, free) / max(1, ranks) + self.in_flight
-            self.total = max(SMALLEST, int(ours * AUTO_SHARE))
+            room = max(0, free) // max(1, ranks) + self.in_flight
+            self.total = shares(room, unborn).in_flight
 
     def shrink(self) -> None:
         """Somebody died of memory: come back smaller."""

@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["Allowance", "Ladder", "Rung", "allowance"]
+from holdfast.memory.shares import shares
+
+__all__ = ["LEAST", "Allowance", "Ladder", "Rung", "allowance"]
 
 TIDY: Final = 0.70
 CLEAN: Final = 0.85
 BACK: Final = 0.60  # below this all is forgotten
 STEP: Final = 0.10
-WORKERS_SHARE: Final = 0.5
-"""The part of the free memory that all workers of a loader together may grow by."""
 ALONE: Final = 0.8
 """The part of the free memory that one worker may ask for, in a group with a limit: beyond it the
 kernel would kill. The rest is what workers have from the start, and batches in flight."""
-SMALLEST: Final = 64 << 20
-ROOM: Final = 4 * SMALLEST
-"""What an allocation may go beyond the limit at least: stacks of threads and the like count as
-asked for, though nobody uses them."""
+LEAST: Final = 8 << 20
+"""By so much every worker may grow, or in a small room it would be replaced for having begun."""
+BEYOND: Final = 64 << 20
+ROOM: Final = 256 << 20
+"""What an allocation may go beyond a limit at least, given as a number and automatic: stacks of
+threads and the like count as asked for, though nobody uses them."""
 
 
 class Rung(Enum):
@@ -47,7 +49,13 @@ class Allowance:
 
 
 def allowance(
-    given: int | str | None, *, free: int | None, confined: bool, workers: int, ranks: int
+    given: int | str | None,
+    *,
+    free: int | None,
+    confined: bool,
+    workers: int,
+    ranks: int,
+    batch: int = 0,
 ) -> Allowance:
     """From the option and what is free. In a group with a limit even "auto" stops a sample that
     asks for more than there is: the kernel would kill for it. On a whole machine it does not,
@@ -55,10 +63,10 @@ def allowance(
     if given is None:
         return Allowance(None)
     if isinstance(given, int):
-        return Allowance(given, max(SMALLEST, given // 4))
+        return Allowance(given, max(BEYOND, given // 4))
     if free is None:
         return Allowance(None)
-    private = max(SMALLEST, int(free / ranks * WORKERS_SHARE / max(1, workers)))
+    private = shares(free // ranks, workers, batch).worker
     return Allowance(private, max(int(free * ALONE) - private, ROOM) if confined else None)
 
 
@@ -68,10 +76,8 @@ class Ladder:
     def __init__(self, limit: int, start: int = 0) -> None:
         """`start`: what it had before its first batch. Over the limit already, a successor would
         be no better: then it may grow by half the limit."""
-        self.limit = limit
         self.raised = start >= limit
-        if self.raised:
-            self.limit = start + max(limit // 2, SMALLEST)
+        self.limit = start + max(limit // 2, LEAST) if self.raised else limit
         self._tried = 0.0
 
     def climb(self, private: int) -> Rung:
