@@ -262,6 +262,23 @@ def test_trim_gives_back_what_the_last_batches_did_not_need(slot: Slot) -> None:
     assert slot.arena.take(100 * MIB) is not None
 
 
+def test_shrinking_gives_back_all_that_no_block_uses_and_nothing_else(slot: Slot) -> None:
+    kept = [slot.send(torch.full((MIB,), number, dtype=torch.uint8)) for number in range(40)]
+    made = slot.arena.take(3 * MIB)
+    assert made is not None
+    made.array[:] = 99
+    del kept[::2]
+    slot.recycle()
+    slot.arena.shrink()
+    assert slot.resident() <= (20 + 3 + 2) * MIB
+    assert slot.arena.reserved >= slot.resident()
+    again = [slot.send(torch.full((2 * MIB,), 77, dtype=torch.uint8)) for _ in range(9)]
+    assert [int(one.min()) for one in kept] == list(range(1, 40, 2))
+    assert [int(one.max()) for one in kept] == list(range(1, 40, 2))
+    assert all(bool((one == 77).all()) for one in again)
+    assert bool((made.array == 99).all())
+
+
 def test_trim_leaves_a_steady_state_alone(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = [offset_of_new_block(slot, 8 * MIB) for _ in range(4)]
     monkeypatch.setattr(os, "posix_fallocate", None)

@@ -13,7 +13,7 @@ from holdfast.autopsy.readers import Roots
 from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
-from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Garbage
+from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Copies, Garbage
 from holdfast.memory.ladder import ALONE, Ladder, Rung, allowance
 from holdfast.memory.pressure import SLOWLY, Level, Pressure
 from holdfast.memory.shares import IN_FLIGHT, shares
@@ -139,6 +139,24 @@ def test_collections_that_do_not_help_become_rare_and_those_that_do_stay() -> No
     assert garbage.step == STEP
     assert not garbage.due(size + STEP - 1)
     assert garbage.due(size + STEP)
+
+
+def test_copied_pages_are_looked_for_when_faults_could_have_filled_the_room() -> None:
+    copies = Copies(1000)
+    assert not copies.due(1000 + Copies.FIRST - 1, room=0)
+    assert not copies.due(1000 + 20 * MIB, room=30 * MIB)
+    assert copies.due(1000 + 30 * MIB, room=30 * MIB)
+    copies.looked(1000 + 30 * MIB, copied=20 * MIB)
+    assert copies.due(1000 + 40 * MIB, room=10 * MIB), "it copies: the next look is at the limit"
+
+
+def test_faults_that_are_no_copies_lead_to_ever_fewer_looks() -> None:
+    copies, looks = Copies(0), 0
+    for faulted in range(0, 1024 * GIB, 64 * MIB):  # large samples, one after the other
+        if copies.due(faulted, room=100 * MIB):
+            copies.looked(faulted, copied=0)
+            looks += 1
+    assert looks < 30
 
 
 # -- pressure -------------------------------------------------------------------------------
@@ -290,6 +308,72 @@ def test_a_small_worker_is_replaced_only_if_not_even_as_much_is_left(tmp_path: P
         assert mind.look(1.0, {0: 70}) == goes
     of_size(roots, 70, 2 * MIB)
     assert mind.look(2.0, {0: 70}) is None, "a fresh one would have as much"
+
+
+def test_where_memory_goes_fast_workers_are_replaced_before_next_to_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    """As when they copy what they have inherited: 30 MiB in a tenth of a second."""
+    roots = system(tmp_path)
+    place, pids = roots.cgroup / "job" / "step", {0: 70, 1: 71, 2: 72}
+    sizes = {0: 20 * MIB, 1: 40 * MIB, 2: 10 * MIB}
+    for worker, pid in pids.items():
+        of_size(roots, pid, sizes[worker])
+
+    def look(seconds: float, left: int) -> int | None:
+        confine(place, GIB, GIB - left * MIB)
+        return mind.look(seconds, pids)
+
+    confine(place, GIB, GIB // 2)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 3, roots)
+    assert look(10.0, 190) is None
+    assert look(20.0, 180) is None, "slowly"
+    assert look(20.1, 150) is None, "it did not go fast before"
+    assert look(20.3, 95) == 1, "0.4 s are left, at 85 % of the limit"
+    assert look(20.4, 85) is None, "with what that one has it is enough"
+    assert look(20.5, 45) == 0, "no pause between the two"
+    assert look(20.55, 20) is None, "the third has nothing to give"
+
+
+def test_a_worker_whose_replacement_has_helped_may_be_replaced_again_at_once(
+    tmp_path: Path,
+) -> None:
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    of_size(roots, 70, 90 * MIB)
+    confine(place, GIB, GIB // 2)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    went = []
+    for tenth in range(60):  # it grows by 90 MiB in half a second, which are gone with it
+        grown = (tenth % 5 + 1) * 20 * MIB
+        confine(place, GIB, GIB - 110 * MIB + grown)
+        if mind.look(tenth / 10, {0: 70}) is not None:
+            went.append(tenth)
+    assert len(went) >= 10
+
+
+def test_workers_are_told_to_give_back_under_pressure_at_once_and_then_now_and_then(
+    tmp_path: Path,
+) -> None:
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    confine(place, GIB, GIB // 2)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+
+    def told(seconds: range, part: float) -> list[int]:
+        confine(place, GIB, int(GIB * part))
+        times = []
+        for second in seconds:
+            mind.look(float(second), {})
+            if mind.tight(float(second)):
+                times.append(second)
+        return times
+
+    assert told(range(100), 0.5) == []
+    assert told(range(100, 112), 0.82) == [100, 105, 110]
+    assert told(range(112, 118), 0.90) == [112, 113, 114, 115, 116, 117]
+    assert told(range(118, 200), 0.5)[-1] < 130, "until the pressure has been gone for a while"
+    assert len(told(range(200, 205), 0.82)) == 1
 
 
 def test_the_faster_memory_goes_the_sooner_is_the_next_look(tmp_path: Path) -> None:

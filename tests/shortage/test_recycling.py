@@ -6,6 +6,8 @@ import ctypes
 import gc
 import hashlib
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,11 @@ import holdfast
 from holdfast.autopsy import logbook
 from holdfast.engine.warden import Warden, _Told
 from holdfast.memory.budget import Budget, Share
+from holdfast.memory.gauge import Reading
 from holdfast.memory.growth import Point
 from holdfast.memory.housekeeping import trim
 from holdfast.verbs.incidents import incidents
+from tests.support.processes import eventually
 
 MIB = 1 << 20
 _leaked: list[Any] = []
@@ -101,6 +105,31 @@ def test_a_worker_that_grows_is_replaced_and_the_stream_stays(kind: Any, method:
     stats = loader.stats()
     assert stats["recycled"] >= 2
     assert stats["restarts"] == 0
+    assert loader.incidents == []
+
+
+class Copied(Dataset[Any]):
+    """A long list that every sample reads a part of, and so copies: resident memory stays."""
+
+    def __init__(self) -> None:
+        self.names = [f"a/path/to/somewhere/that/is/long/{n:09d}.jpg" for n in range(640_000)]
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        total = sum(len(name) for name in self.names[index * 10_000 : (index + 1) * 10_000])
+        return torch.rand(8) + total + index
+
+
+def test_a_worker_that_copies_what_it_inherited_is_replaced_before_pages_are_walked_by_the_clock() -> (
+    None
+):
+    dataset = Copied()  # 60 MB, of which each worker reads half
+    expected, _ = stream(torch.utils.data.DataLoader, dataset)
+    found, loader = stream(holdfast.DataLoader, dataset, worker_memory_limit="16MiB")
+    assert found == expected
+    assert loader.stats()["recycled"] >= 2
     assert loader.incidents == []
 
 
@@ -405,3 +434,76 @@ def test_small_batches_are_prefetched_as_ever() -> None:
     assert machine.held_back == 0
     assert len(machine._tasks) == 8
     loader.close()
+
+
+# -- what lies free in the arenas -------------------------------------------------------------
+
+
+def resident(loader: Any) -> int:
+    """Bytes of memory behind the arenas."""
+    (pool,) = loader._runtime.pools()
+    return sum(os.fstat(place.arena).st_blocks * 512 for place in pool.holdings.places)
+
+
+def test_workers_without_anything_to_do_give_back_what_they_do_not_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two thirds are in use: no pressure, and it is looked at a few times a second.
+    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(15 << 30, 5 << 30))
+    monkeypatch.setattr("holdfast.engine.crew.IDLE", 0.2)
+    loader = holdfast.DataLoader(
+        Megabytes(4), num_workers=2, prefetch_factor=4, persistent_workers=True
+    )
+    kept = list(loader)[::10]
+    assert eventually(lambda: resident(loader) <= 20 * MIB), "four batches are kept, and no more"
+    assert [int(batch.max()) for batch in kept] == [0, 10, 20, 30]
+    kept.pop()
+    assert eventually(lambda: resident(loader) <= 16 * MIB), "also what is let go of later"
+    assert [int(batch[0, 0]) for batch in loader] == list(range(40))
+    assert [int(batch.max()) for batch in kept] == [0, 10, 20]
+    loader.close()
+
+
+def test_under_pressure_what_lies_free_is_given_back_without_waiting_for_the_consumer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = {"free": 5 << 30}
+    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, **readings))
+    monkeypatch.setattr("holdfast.engine.crew.IDLE", 1e9)
+    batches = iter(loader := holdfast.DataLoader(Megabytes(8), num_workers=2))
+    kept = [next(batches) for _ in range(20)]
+    found = [int(batch[0, 0]) for batch in kept]
+    kept.clear()
+    assert resident(loader) >= 160 * MIB, "it is kept for the next batches"
+    readings["free"] = 2 << 30  # of 16: what is in flight, four batches, is allowed
+    assert eventually(lambda: resident(loader) <= 80 * MIB)
+    assert [*found, *(int(batch[0, 0]) for batch in batches)] == list(range(40))
+
+
+class Slow(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.02)
+        return torch.rand(4) + index
+
+
+def test_a_worker_that_is_to_go_does_not_finish_all_that_it_was_asked_for_before() -> None:
+    def stream_of(loader_class: Any, **more: Any) -> Iterator[Any]:
+        torch.manual_seed(2)
+        loader = loader_class(Slow(), num_workers=1, prefetch_factor=30, **more)
+        batches = iter(loader)
+        yield loader, batches
+        yield from batches
+
+    expected = list(stream_of(torch.utils.data.DataLoader))[1:]
+    found = stream_of(holdfast.DataLoader)
+    loader, batches = next(found)
+    got = [next(found)]
+    with batches._pool.lock:
+        batches._pool.crew._wish(0, "retire")
+    while not loader.stats()["recycled"]:
+        got.append(next(found))
+    assert len(got) < 15, "thirty were ordered"
+    assert torch.equal(torch.stack([*got, *found]), torch.stack(expected))

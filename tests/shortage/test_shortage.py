@@ -41,11 +41,9 @@ def test_a_run_that_would_not_fit_goes_through_with_the_same_stream(kind: str) -
 
 def check_what_helped(kind: str, stats: dict[str, Any], kills: int, room: int) -> None:
     """Each kind has its own cure. Half of what piles up does not fit, so somebody gave it back."""
-    if kind == "Leaking":
+    if kind == "Leaking" or kind == "CopyOnWrite":
         assert stats["recycled"] >= WORKERS
         assert kills == 0
-    elif kind == "CopyOnWrite":  # near the limit, and gone so fast that the kernel may be first
-        assert stats["recycled"] + stats["restarts"] > 0
     elif kind == "Cyclic":  # collected in time, by workers that live on
         assert (stats["recycled"], stats["restarts"], kills) == (0, 0, 0)
     else:

@@ -7,6 +7,9 @@ position changes from sample to sample, which is a single store (less than a ten
 where asking for the time would cost as much as a small sample); the parent reads the note now and
 then, and knows how long it has been the same.
 
+There too is a bell: the parent rings it when an order should not wait behind the tasks that are in
+the channel already. To look at it between two batches costs nothing.
+
 There too are its size when it was last measured, and the last it wrote to standard error; the
 latter is written by the nursery, which reads it.
 
@@ -47,6 +50,7 @@ _REGION = _WORDS + 8192
 WORDS = 8192 - _NUMBER.size  # bytes of standard error that are kept
 _SIZE = struct.Struct("<qqd")  # resident and shared bytes, when (monotonic)
 _SIZE_AT = 64  # in a cache line of its own, behind the note
+_BELL_AT = 128  # in a cache line of its own: it is the parent's
 _DUMP = 4 << 20  # sparse room for one worker's dumps ...
 _SHORT_DUMP = 32 << 10  # ... and under a tight `ulimit -f`
 _NOTHING = -1
@@ -93,7 +97,13 @@ class BlackBoxes:
         at = worker * _REGION
         _NOTE.pack_into(self._memory, at, _NOTHING, _NOTHING, BOOT, monotonic())
         _SIZE.pack_into(self._memory, at + _SIZE_AT, 0, 0, 0.0)
+        _NUMBER.pack_into(self._memory, at + _BELL_AT, 0)
         _NUMBER.pack_into(self._memory, at + _WORDS, _NOTHING)
+
+    def ring(self, worker: int) -> None:
+        """Have the worker look at all its orders as soon as it has finished a batch."""
+        at = worker * _REGION + _BELL_AT
+        _NUMBER.pack_into(self._memory, at, _NUMBER.unpack_from(self._memory, at)[0] + 1)
 
     def note(self, worker: int) -> Note:
         return _read_note(self._memory, worker * _REGION)
@@ -147,6 +157,9 @@ class Recorder:
         self._at = worker * _REGION
         # The position, for the loop over samples: cell[0] = 3.
         self.cell = memoryview(self._memory)[self._at + 8 : self._at + 16].cast("q")
+        # How often the parent has rung, to be compared with how often it had.
+        bell = self._at + _BELL_AT
+        self.bell = memoryview(self._memory)[bell : bell + 8].cast("q").toreadonly()
         whole: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         starts = [self._at + _SLOTS + slot * _SLOT for slot in range(2)]
         self._numbers = starts

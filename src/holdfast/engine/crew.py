@@ -12,7 +12,8 @@ import select
 import signal
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_status
@@ -57,6 +58,7 @@ from holdfast.samples.substitute import NOTHING
 __all__ = ["Crew"]
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
+IDLE = 5.0  # seconds without anything to do after which a worker gives back what it does not use
 
 
 class Crew:
@@ -84,6 +86,7 @@ class Crew:
         self._warden = warden
         self._obituaries = obituaries
         self._stats = stats
+        self._next_tidying = 0.0
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
 
     # -- what the watch has to know -------------------------------------------------------
@@ -343,10 +346,34 @@ class Crew:
             self._warden.died_of_memory(at)
         fattest = self._warden.look(now, self._coroner.pids)
         if fattest is not None:
-            channel = self._places[fattest].channel
-            if channel is not None and self.machine.ready(fattest):
-                self._holdings.post(channel, order("retire", 0, None, ()))
+            self._wish(fattest, "retire")
+        if self._warden.tight(now):
+            self._shrink(range(self.machine.workers))
+        elif now >= self._next_tidying:
+            # Whoever has had nothing to do for a while needs no memory for batches, until it has.
+            self._next_tidying = now + IDLE / 2
+            self._shrink(
+                worker
+                for worker, place in enumerate(self._places)
+                if now - place.pulse.busy_since >= IDLE and not self.machine.busy(worker)
+            )
         self.carry_out(self.machine.relieved())
+
+    def _shrink(self, workers: Iterable[int]) -> None:
+        """Have them give back what lies free in their arenas, if there may be anything new."""
+        for worker in workers:
+            place = self._places[worker]
+            if not place.tidied or place.window.released:
+                place.tidied = self._wish(worker, "shrink")
+
+    def _wish(self, worker: int, kind: Literal["retire", "shrink"]) -> bool:
+        """An order that does not wait behind tasks ordered before; whether it was sent."""
+        channel, window = self._places[worker].channel, self._places[worker].window
+        if channel is None or not self.machine.ready(worker):
+            return False
+        self._holdings.post(channel, order(kind, 0, None, window.take_released()))
+        self._holdings.boxes.ring(worker)
+        return True
 
     # -- actions --------------------------------------------------------------------------
 
@@ -377,6 +404,7 @@ class Crew:
         if channel is None:
             return  # it died a moment ago; its replacement will be asked
         released = place.window.take_released()
+        place.tidied = False
         if isinstance(item, m.Task):
             account = self.epoch.account
             if account is not None:

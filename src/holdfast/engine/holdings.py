@@ -46,6 +46,7 @@ class Place:
     resting_state: bytes | None = None
     dataset_state: bytes | None = None
     kill_confirmed: bool = False
+    tidied: bool = False  # has been told to give back what it does not use, and nothing since
     reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next
 
 

@@ -99,7 +99,7 @@ class Equipment:
 
 # -- from the pool ------------------------------------------------------------------------
 
-Order = Literal["task", "briefed", "trial", "resume", "released", "retire"]
+Order = Literal["task", "briefed", "trial", "resume", "released", "retire", "shrink"]
 """A task as torch gives it, or with a brief on bad samples; one sample to be loaded alone; another
 epoch; nothing to do, but parts of the arena are free again; and to go, because of its size."""
 

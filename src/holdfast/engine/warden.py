@@ -20,16 +20,18 @@ from holdfast.memory import gauge, leaks
 from holdfast.memory.budget import Share
 from holdfast.memory.growth import Kind, Point, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
-from holdfast.memory.pressure import Level, Pressure
+from holdfast.memory.pressure import TIGHT, Level, Pace, Pressure
+from holdfast.memory.shares import BASE
 
 __all__ = ["Warden"]
 
 log = logging.getLogger("holdfast")
 
 GAP = 0.2  # seconds between two replacements: what one frees has to show first
+HURRY = 0.5  # seconds it takes to replace one: it finishes its batch, goes, and its memory with it
 AGAIN = 1.0  # seconds until the same worker is replaced again, twice as many each time
 WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them,
-AT_LEAST = 8 << 20  # or these, if not even as much is left
+AT_LEAST = 2 * BASE  # or these, if not even as much is left or it goes fast
 REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
 TRACED = 8  # batches between two looks of a worker that is traced, at most
 LOOKS = 6  # so often it should come to that many before it is replaced itself
@@ -66,11 +68,15 @@ class Warden:
         self.reading = reading
         self.pressure = Pressure(oom_group=reading.oom_group)
         self._minds = limit is not None or share.budget.total is not None or share.budget.auto
-        self._next_look = self._looked_at = 0.0
+        self._next_look = 0.0
         self._pause = self.pressure.interval(reading.fill)
         self._next_recycling = 0.0
         self._spared: dict[int, tuple[float, float]] = {}  # workers: until when, for how long
         self._shrunk_at = 0.0
+        self._tightness = Level.CALM  # when workers were last told to give back what they can,
+        self._tight_at = 0.0  # and when they are told again
+        self._pace = Pace()
+        self._leaving: dict[int, tuple[float, int]] = {}  # who: told when, with how many bytes
         share.budget.adapt(reading.free, self.ranks, workers)
         self.allowance: Allowance = allowance(
             limit,
@@ -105,10 +111,10 @@ class Warden:
         """Note how much is left and narrow or widen our share; which worker to replace, if any."""
         if not self._minds or now < self._next_look:
             return None
-        before, reading = self.reading, gauge.read(self.roots)
-        left = _seconds_left(before, reading, now - self._looked_at)
+        reading = gauge.read(self.roots)
+        left = self._pace.observe(reading.free, now)
         self._pause = self.pressure.interval(reading.fill, left)
-        self.reading, self._looked_at, self._next_look = reading, now, now + self._pause
+        self.reading, self._next_look = reading, now + self._pause
         budget = self.share.budget
         if budget.shrunk and now - self._shrunk_at > RECOVER_AFTER:
             self._shrunk_at = now
@@ -119,12 +125,20 @@ class Warden:
         free = None if reading.free is None else reading.free // self.ranks
         self.share.cap = self.pressure.cap(free)
         self.share.alone = self.pressure.careful(now)
-        if level < Level.RECYCLE:
-            self._spared.clear()
+        if not self._may_recycle:
             return None
-        if not self._may_recycle or now < self._next_recycling:
+        for worker, (told, _) in list(self._leaving.items()):
+            if now - told > HURRY:
+                del self._leaving[worker]
+        full = reading.fill >= self.pressure.thresholds[-1]
+        if not full:
+            self._spared.clear()  # what was done has helped
+        hurry = level > Level.CALM and self._in_a_hurry()
+        if not hurry and (not full or now < self._next_recycling):
             return None
-        fattest = self._fattest({w: pid for w, pid in pids.items() if not self._spares(w, now)})
+        fattest = self._fattest(
+            {w: pid for w, pid in pids.items() if not self._spares(w, now)}, hurry, now
+        )
         if fattest is not None:
             # A worker that needs what it has grows again at once, and if it is the trainer that
             # needs the memory fresh workers do not help: each of them ever less often.
@@ -134,15 +148,33 @@ class Warden:
             self._next_recycling = now + GAP
         return fattest
 
-    def _spares(self, worker: int, now: float) -> bool:
-        return now < self._spared.get(worker, (0.0, 0.0))[0]
+    def tight(self, now: float) -> bool:
+        """Whether workers are to give back what they do not use; asked at every look."""
+        before, self._tightness = self._tightness, self.pressure.level
+        if self._tightness is Level.CALM:
+            return False
+        if self._tightness <= before and now < self._tight_at:
+            return False
+        self._tight_at = now + TIGHT[self._tightness]
+        return True
 
-    def _fattest(self, pids: Mapping[int, int]) -> int | None:
+    def _in_a_hurry(self) -> bool:
+        """Whether memory ends before a worker could be replaced that is told to go only when there
+        is next to nothing left. What those have who are going already is as good as free."""
+        coming = sum(nbytes for _, nbytes in self._leaving.values())
+        left = self._pace.seconds_for((self.reading.free or 0) + coming)
+        return left is not None and left < HURRY
+
+    def _spares(self, worker: int, now: float) -> bool:
+        return worker in self._leaving or now < self._spared.get(worker, (0.0, 0.0))[0]
+
+    def _fattest(self, pids: Mapping[int, int], hurry: bool, now: float) -> int | None:
         sizes = {worker: gauge.private(pid, self.roots) or 0 for worker, pid in pids.items()}
         fattest = max(sizes, key=lambda worker: sizes[worker], default=None)
-        enough = min(WORTH_IT, max(AT_LEAST, self.reading.free or 0))
+        enough = min(WORTH_IT, max(AT_LEAST, 0 if hurry else self.reading.free or 0))
         if fattest is None or sizes[fattest] < enough:
             return None
+        self._leaving[fattest] = now, sizes[fattest]
         log.info(
             "memory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
             100 * self.reading.fill, fattest, in_words(sizes[fattest]),
@@ -242,10 +274,3 @@ class Warden:
             "dataset itself, copied into each worker by spawn or forkserver.",
             worker, in_words(private), in_words(limit),
         )  # fmt: skip
-
-
-def _seconds_left(before: gauge.Reading, now: gauge.Reading, seconds: float) -> float | None:
-    """Until memory ends at the present speed; None if it does not, or nobody knows."""
-    if before.free is None or now.free is None or seconds <= 0 or now.free >= before.free:
-        return None
-    return now.free * seconds / (before.free - now.free)

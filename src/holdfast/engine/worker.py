@@ -150,6 +150,8 @@ class _Worker:
         self.exhausted = False  # the parent knows: it told us, or we told it
         self.answered = setup.answered
         self.orders: deque[tuple[str, int, Any]] = deque()  # received and not carried out
+        self.wishes: set[str] = set()  # orders that come before all others, once a batch is done
+        self.heard = 0  # how often the bell had been rung
         arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
@@ -178,6 +180,14 @@ class _Worker:
                 if message is None:
                     return
                 self._take_in(message)
+            if self.wishes:
+                if "retire" in self.wishes:
+                    self._retire()
+                    return
+                self.wishes.clear()
+                self.arena.shrink()
+            if not self.orders:
+                continue
             kind, number, content = self.orders.popleft()
             if kind == "task":
                 self._do_task(number, content)
@@ -187,11 +197,6 @@ class _Worker:
                 self._do_trial(number, *content)
             elif kind == "resume":
                 self._do_resume(content)
-            elif kind == "released":
-                continue
-            elif kind == "retire":
-                self._retire()
-                return
             else:
                 raise AssertionError(f"an order that no worker knows: {kind!r}")
             if self.retired:
@@ -199,11 +204,14 @@ class _Worker:
             if kind in ("task", "briefed"):
                 self._look_for_leaks(Tracer.step)
             self.arena.trim()
-            if not self.keeper.after_batch():
+            if not self.keeper.after_batch(traced=self.tracer is not None):
                 self._retire()
                 return
             if self.keeper.measured:
                 self._tell_sizes()
+            if self.recorder.bell[0] != self.heard:
+                self.heard = self.recorder.bell[0]
+                self._look_for_released()
             self.recorder.note(-1, -1, IDLE)
 
     def _look_for_released(self) -> bool:
@@ -218,7 +226,10 @@ class _Worker:
         kind, number, content, released = pickle.loads(message)
         for offset in released:
             self.arena.release(offset)
-        self.orders.append((kind, number, content))
+        if kind in ("retire", "shrink"):
+            self.wishes.add(kind)
+        elif kind != "released":
+            self.orders.append((kind, number, content))
         return bool(released)
 
     def _tell_sizes(self) -> None:

@@ -441,6 +441,15 @@ class Arena:
             if self.reserved <= peak + SLACK:
                 break
 
+    def shrink(self) -> None:
+        """Give all memory back that no block uses. Call it between batches."""
+        if os.getpid() != self._pid:
+            return
+        self._recycle()
+        self._peak = self._last_peak = self._extents.in_use
+        for start, size in self._extents.free_extents():
+            self._give_back_chunks(start, min(start + size, self._reach))
+
     def _recycle(self) -> None:
         gone = self._gone
         while gone:
@@ -486,9 +495,9 @@ class Arena:
 
     def _give_back_chunks(self, start: int, end: int) -> None:
         first, last = -(-start // CHUNK), end // CHUNK
-        if last > first:
+        if last > first and (reserved := self._reserved.count(1, first, last)):
             self._map.give_back(first * CHUNK, last * CHUNK)
-            self._reserved_chunks -= self._reserved.count(1, first, last)
+            self._reserved_chunks -= reserved
             self._reserved[first:last] = bytes(last - first)
 
 

@@ -12,7 +12,10 @@ grown and collecting did not help; again at growing distances if that does not h
 
 What it measures: anonymous memory now, less what was there at birth. Pages inherited by fork are
 counted as its own by the kernel's quick figures, and are not; those it has copied since by touching
-them show only in ``smaps_rollup``, which is read rarely because it walks all pages.
+them show only in ``smaps_rollup``, which is read rarely because it walks all pages. Each copy is a
+page fault, and to count those costs nothing: when there were enough for the limit to be reached, it
+is time for a look. But fresh memory costs faults too, so a look that finds few copies puts the next
+one further off.
 """
 
 from __future__ import annotations
@@ -30,14 +33,16 @@ from holdfast.autopsy.readers import HERE, process
 from holdfast.memory import gauge
 from holdfast.memory.growth import Point
 from holdfast.memory.ladder import LEAST, Allowance, Ladder, Rung
+from holdfast.memory.shares import BASE
 
-__all__ = ["Garbage", "Housekeeper", "trim"]
+__all__ = ["Copies", "Garbage", "Housekeeper", "trim"]
 
 STEP: Final = 32 << 20  # growth after which young garbage is collected
 LARGEST_STEP: Final = 1 << 30
 QUICK: Final = 0.004  # seconds between two looks at the size while a batch is made
 OFTEN: Final = 0.01  # and between two looks at the limit
-SELDOM: Final = 10.0  # and between two walks through all pages; 100 times what one costs at least
+SELDOM: Final = 10.0  # and between two walks through all pages; 100 times what one costs at least,
+# unless there was a reason to look sooner
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _libc = ctypes.CDLL(None)
 
@@ -68,6 +73,29 @@ class Garbage:
         return helped
 
 
+class Copies:
+    """When to look for inherited pages that were copied, by page faults: pure."""
+
+    FIRST: Final = 4 << 20
+    LARGEST: Final = 64 << 30
+
+    def __init__(self, faulted: int) -> None:
+        self.step = self.FIRST
+        self._faulted = faulted
+        self._copied = 0
+
+    def due(self, faulted: int, room: int) -> bool:
+        """`faulted`: bytes of all pages touched for the first time so far; `room` to the limit."""
+        return faulted - self._faulted >= max(self.step, room)
+
+    def looked(self, faulted: int, copied: int) -> None:
+        """`copied` bytes there were in all."""
+        since = faulted - self._faulted
+        helped = copied - self._copied >= since // 4
+        self.step = self.FIRST if helped else min(max(self.step, 2 * since), self.LARGEST)
+        self._faulted, self._copied = faulted, copied
+
+
 class Housekeeper:
     """Made with the worker's first instruction; asked between samples and after batches."""
 
@@ -80,8 +108,9 @@ class Housekeeper:
         self._trimmed = 0
         self._measured = True  # nobody has asked for the last measurement yet
         self._batches = 0
-        self._copied = 0  # inherited pages that it has made its own by touching them
+        self._copied = 0  # inherited pages that it has made its own, beyond those that all do
         self._walk_at = time.monotonic() + SELDOM
+        self._copies = Copies(_faulted())
         self._quick_at = self._often_at = 0.0
         self._garbage = Garbage(self._birth)
         self._ladder: Ladder | None = None
@@ -165,15 +194,18 @@ class Housekeeper:
         trim()
         self._trimmed += max(0, before - self._anonymous())
 
-    def after_batch(self) -> bool:
-        """Whether this worker may take another task; if not, it should go."""
+    def after_batch(self, *, traced: bool = False) -> bool:
+        """Whether this worker may take another task; if not, it should go.
+
+        One that is traced copies much of what it inherited by looking at it. That is no reason.
+        """
         self._batches += 1
         now = time.monotonic()
         if now < self._often_at:
             return True
         self._often_at = now + OFTEN
         self._collect_if_grown()
-        if now >= self._walk_at:
+        if now >= self._walk_at or (not traced and self._may_have_copied()):
             self._walk()
         if self._ladder is None:
             return True
@@ -185,11 +217,19 @@ class Housekeeper:
             return self.private() < self._ladder.limit
         return True
 
+    def _may_have_copied(self) -> bool:
+        """So much that it is over its limit."""
+        if self._ladder is None:
+            return False
+        return self._copies.due(_faulted(), self._ladder.limit - self.private())
+
     def _walk(self) -> None:
         began = time.monotonic()
         exact = gauge.private("self")
         if exact is not None:
-            self._copied = max(0, exact - max(0, self._anonymous() - self._birth))
+            grown = max(0, self._anonymous() - self._birth)
+            self._copied = max(0, exact - grown - BASE)
+        self._copies.looked(_faulted(), self._copied)
         self._measured = True
         self._walk_at = began + max(SELDOM, 100 * (time.monotonic() - began))
 
@@ -199,3 +239,8 @@ class Housekeeper:
         if self.noted is not None:
             self.noted(resident, shared, time.monotonic())
         return resident - shared
+
+
+def _faulted() -> int:
+    """Bytes of the pages that this process has made its own so far, or had already."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * _PAGE

@@ -6,10 +6,11 @@ limit does. So that is what is looked at, the more often the less is left.
 
 from __future__ import annotations
 
+from collections import deque
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["CAPS", "Level", "Pressure"]
+__all__ = ["CAPS", "TIGHT", "Level", "Pace", "Pressure"]
 
 
 class Level(IntEnum):
@@ -28,8 +29,11 @@ FURTHER_AWAY: Final = 0.10  # where one kill takes everybody
 BACK: Final = 0.05  # below a threshold, before a level is left
 SLOWLY: Final = 5.0  # seconds for each level on the way down
 AFTER_A_DEATH: Final = 30.0  # seconds of one batch at a time
+TIGHT: Final = {Level.LESS: 5.0, Level.LITTLE: 1.0, Level.RECYCLE: 0.5}
+"""Seconds after which workers are told again to give back what they do not use just now."""
 LOOKS_LEFT: Final = 8  # before the end, at the speed at which memory is being used up
 SHORTEST: Final = 0.02  # seconds between two looks
+RECENT: Final = 0.25  # seconds over which the speed is taken, or since the last look before them
 
 
 class Pressure:
@@ -81,3 +85,27 @@ class Pressure:
         if seconds_left is None:
             return pause
         return min(pause, max(SHORTEST, seconds_left / LOOKS_LEFT))
+
+
+class Pace:
+    """How fast memory goes, over the last moments: what a single batch takes is given back."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()  # when, and how much was free
+        self._per_second = 0.0
+
+    def observe(self, free: int | None, now: float) -> float | None:
+        """Seconds until memory ends at the present speed; None if it does not, or nobody knows."""
+        if free is None:
+            return None
+        seen = self._seen
+        seen.append((now, free))
+        while len(seen) > 2 and seen[1][0] <= now - RECENT:
+            seen.popleft()
+        began, before = seen[0]
+        self._per_second = (before - free) / (now - began) if now > began else 0.0
+        return self.seconds_for(free)
+
+    def seconds_for(self, nbytes: int) -> float | None:
+        """How long so many bytes last."""
+        return nbytes / self._per_second if self._per_second > 0 else None
