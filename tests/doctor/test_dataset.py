@@ -19,7 +19,7 @@ from holdfast.doctor import dataset as patient
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.fingerprint import changed, fingerprint
 from holdfast.doctor.handles import open_handles
-from holdfast.doctor.probe import Samples, load_samples, spread
+from holdfast.doctor.probe import Samples, load_samples, rate, spread
 from holdfast.memory.gauge import Reading
 from holdfast.samples.source import SourceError, any_dataset
 from tests.doctor import patients
@@ -154,6 +154,14 @@ def seen(**changes: Any) -> Samples:
         "private": [8 << 20] * 9,
     }
     return Samples("fork", **{**figures, **changes})
+
+
+@pytest.mark.filterwarnings("error")
+def test_to_measure_with_more_workers_than_cores_is_no_reason_for_torchs_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    assert rate(patients.Healthy(), 4, 2, 0.01, None) > 0
 
 
 def test_memory_in_flight_is_reckoned_with_the_largest_sample() -> None:

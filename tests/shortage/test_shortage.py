@@ -49,6 +49,7 @@ def check_what_helped(kind: str, stats: dict[str, Any], kills: int, room: int) -
     else:
         assert kind == "Large", f"what helps {kind}?"
         batch = Large.batch * Large.weighs * MIB
+        assert kills == 0
         assert batch < stats["largest_batch_bytes"] <= stats["most_in_flight_bytes"] <= room
 
 

@@ -206,9 +206,21 @@ def test_torchs_workers_are_told_by_stack_or_by_wchan() -> None:
 
 def test_without_py_spy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
     spy = Stacks()
     spy.ask([1])
     assert "py-spy is not installed" in drawn([worker(ours=False, note=None)], 120, spy)[-1]
+
+
+def test_a_py_spy_beside_python_is_found_in_an_environment_that_is_not_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "py-spy"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert Stacks().why_not == ""
 
 
 def test_a_py_spy_that_may_not_look_is_not_asked_again(tmp_path: Path) -> None:

@@ -179,18 +179,19 @@ def _last_words(error: Exception) -> str:
 def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: Any) -> float:
     """Samples per second that so many workers deliver, measured over `seconds`."""
     mapped = not isinstance(dataset, torch.utils.data.IterableDataset)
-    loader: Any = DataLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=_Again(len(dataset)) if mapped else None,
-        num_workers=workers,
-        collate_fn=collate,
-        max_restarts=0,
-        stall_timeout=_STALL,
-    )
-    with warnings.catch_warnings(), trouble_of(loader):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # more workers than cores are the point
-        return _measure(loader, batch_size, workers, seconds)
+        loader: Any = DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=_Again(len(dataset)) if mapped else None,
+            num_workers=workers,
+            collate_fn=collate,
+            max_restarts=0,
+            stall_timeout=_STALL,
+        )
+        with trouble_of(loader):
+            return _measure(loader, batch_size, workers, seconds)
 
 
 def _measure(loader: Any, batch_size: int, workers: int, seconds: float) -> float:

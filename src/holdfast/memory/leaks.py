@@ -197,12 +197,13 @@ def _look(dataset: object) -> Round:
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]
     private = 0 if size is None else size.private - tracemalloc.get_tracemalloc_memory()
+    types = _types()  # before there is a snapshot: that has tuples for all that was allocated
     lines: Counter[tuple[str, int]] = Counter()
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, __file__)])
     for statistic in snapshot.statistics("traceback"):
         lines[_users_line(statistic.traceback)] += statistic.size
     lengths = {name: _length(one) for name, one in _containers(dataset)}
-    return Round(lines, _types(), private, traced, lengths)
+    return Round(lines, types, private, traced, lengths)
 
 
 def _types() -> dict[str, int]:

@@ -6,8 +6,10 @@ One process is asked at a time, in the background, so that the view never waits.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +26,7 @@ class Stacks:
     """The last known place of each process; `why_not` says why there is none."""
 
     def __init__(self, program: str | None = None) -> None:
-        self._program = program or shutil.which("py-spy")
+        self._program = program or _find("py-spy")
         self.why_not = "" if self._program else "py-spy is not installed"
         self.places: dict[int, str] = {}
         self._running: tuple[int, subprocess.Popen[bytes], float] | None = None
@@ -70,6 +72,11 @@ class Stacks:
             self._running[1].kill()
             self._running[1].communicate()
             self._running = None
+
+
+def _find(name: str) -> str | None:
+    """On the path, or beside this Python: an environment need not be activated to be used."""
+    return shutil.which(name) or shutil.which(name, path=os.path.dirname(sys.executable))
 
 
 def innermost(dump: list[dict[str, Any]]) -> str:
