@@ -97,7 +97,8 @@ def _levels_off(points: Sequence[Point]) -> bool:
 _MEANS: Final[dict[Kind, tuple[str, str]]] = {
     "copy-on-write": (
         "it copies the dataset's Python objects by reading them (copy-on-write)",
-        "keep large lists and dicts in one buffer: holdfast explain cow-growth",
+        "holdfast.pack(dataset) puts its lists and dicts in one buffer for all workers: holdfast "
+        "explain cow-growth",
     ),
     "python-leak": (
         "Python objects pile up (a leak: something holds on to what each sample makes)",

@@ -205,7 +205,11 @@ class Housekeeper:
             return True
         self._often_at = now + OFTEN
         self._collect_if_grown()
-        if now >= self._walk_at or (not traced and self._may_have_copied()):
+        if now >= self._walk_at:
+            took = self._walk()
+            self._measured = True
+            self._walk_at = now + max(SELDOM, 100 * took)
+        elif not traced and self._may_have_copied():
             self._walk()
         if self._ladder is None:
             return True
@@ -223,15 +227,15 @@ class Housekeeper:
             return False
         return self._copies.due(_faulted(), self._ladder.limit - self.private())
 
-    def _walk(self) -> None:
+    def _walk(self) -> float:
+        """Look at all pages; how many seconds that took."""
         began = time.monotonic()
         exact = gauge.private("self")
         if exact is not None:
             grown = max(0, self._anonymous() - self._birth)
             self._copied = max(0, exact - grown - BASE)
         self._copies.looked(_faulted(), self._copied)
-        self._measured = True
-        self._walk_at = began + max(SELDOM, 100 * (time.monotonic() - began))
+        return time.monotonic() - began
 
     def _anonymous(self) -> int:
         fields = os.pread(self._statm, 128, 0).split()
