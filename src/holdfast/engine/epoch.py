@@ -12,7 +12,7 @@ from holdfast.samples.record import BadSample
 __all__ = ["Epoch", "Taken"]
 
 
-Taken = m.Delivery | m.GaveUp | Refused | m._End
+Taken = m.Delivery | m.GaveUp | Refused | m.End
 
 
 @dataclass(slots=True)
