@@ -191,3 +191,66 @@ resource.prlimit(0, LIMIT, before)
 left = len(os.listdir("/proc/self/fd")) - files
 print("EAGAIN" in said, "ulimit -u" in said, left, next(iter(loader)).tolist())
 """)
+
+
+def killed_while_starting(times: int) -> str:
+    """The first `times` processes of worker 0 are killed before they are ready."""
+    return ";".join(f"before-ready:SIGKILL@worker=0,generation={number}" for number in range(times))
+
+
+def test_without_a_limit_who_is_killed_while_starting_is_started_until_it_comes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.05)
+    expected = batches(torch.utils.data.DataLoader)
+    kills = machine.KILLED_STARTS + 2
+    monkeypatch.setenv(VARIABLE, killed_while_starting(kills))
+    torch.manual_seed(7)
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+    assert [one.cause for one in loader.incidents] == ["killed-from-outside"] * kills
+    assert loader.incidents[0].action == "replaced, nothing lost"
+    assert loader.incidents[-1].action == "started again after a pause, nothing lost"
+    assert loader.stats()["restarts"] == kills
+
+
+def test_without_a_limit_a_nursery_killed_while_workers_start_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.05)
+    expected = batches(torch.utils.data.DataLoader)
+    monkeypatch.setenv(VARIABLE, "before-ready:hang@generation=any")
+    torch.manual_seed(7)
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
+        iterator = iter(loader)
+        for _ in range(machine.FAILED_STARTS + 1):
+            assert iterator._workers[1].pid is not None  # it has been born
+            kill_and_see_it_dead(nursery(iterator))
+        monkeypatch.delenv(VARIABLE)
+        assert iterator._workers[1].pid is not None
+        kill_and_see_it_dead(nursery(iterator))  # whose workers hang
+        assert [batch.tolist() for batch in iterator] == expected
+
+
+@pytest.mark.parametrize("action", ["SIGSEGV", "exit=3"])
+def test_who_ends_by_itself_in_every_start_ends_the_run_without_a_limit_too(
+    action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"before-ready:{action}@worker=0,generation=any")
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
+        with pytest.raises(holdfast.WorkerStartError, match="while it was starting"):
+            list(loader)
+        assert len(loader.incidents) == machine.FAILED_STARTS
+
+
+def test_who_is_killed_in_every_start_is_not_told_to_look_for_a_broken_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setenv(VARIABLE, "before-ready:SIGKILL@worker=0,generation=any")
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=100) as loader:
+        with pytest.raises(holdfast.WorkerStartError) as caught:
+            list(loader)
+        assert len(loader.incidents) == machine.KILLED_STARTS
+    assert "max_restarts=None goes on for as long as it takes" in str(caught.value)
+    assert "fresh Python" not in str(caught.value)

@@ -41,8 +41,9 @@ class Incident:
     stack: str
     """Its Python stack, if it left one."""
     action: str
-    """What was done: ``replaced, nothing lost``, ``replaced; the sample is given up``, ``the sample
-    is given up``, ``none needed``, ``gave up``."""
+    """What was done: ``replaced, nothing lost``, ``started again after a pause, nothing lost``,
+    ``replaced; the sample is given up``, ``the sample is given up``, ``none needed``,
+    ``gave up``."""
     time: float
     """When it was noticed, in seconds since the epoch."""
 

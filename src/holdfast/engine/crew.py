@@ -242,8 +242,16 @@ class Crew:
             )
             self._died(report.worker, report.status)
 
-    def _died(self, worker: int, status: int | None, errno: int | None = None) -> None:
-        """A worker is dead: hear its last words, then let the machine decide."""
+    def _died(
+        self,
+        worker: int,
+        status: int | None,
+        errno: int | None = None,
+        *,
+        outside: bool = False,
+    ) -> None:
+        """A worker is dead: hear its last words, then let the machine decide. `outside` if it went
+        with a nursery that was killed."""
         place, machine = self._places[worker], self.machine
         if not machine.alive(worker):
             return
@@ -259,7 +267,8 @@ class Crew:
             cause = "stalled"
         elif errno is not None:
             cause = "start-failed"
-        self._bury(worker, Ending(cause, name, exitcode, errno=errno))
+        outside = cause == "killed" and (outside or name is not None)
+        self._bury(worker, Ending(cause, name, exitcode, errno=errno, outside=outside))
 
     def _succeed(self, worker: int) -> None:
         """A worker has gone because of its size: that is no incident."""
@@ -281,7 +290,8 @@ class Crew:
         if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
             self.carry_out(actions)
             return  # it has been said that it is tried again
-        replaced = starts(actions, worker)
+        later = machine.put_off(worker) and not obituary.death.shortage
+        replaced = starts(actions, worker) or later
         if obituary.gives_up_sample:
             place.dataset_state = None  # the state before that sample is none to go on from
         self._stats.restarts += replaced
@@ -292,11 +302,12 @@ class Crew:
 
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
-        self._holdings.drop_nursery()
+        status = self._holdings.drop_nursery()
+        outside = status is not None and describe_status(status)[0] == "killed"
         for worker in range(self.machine.workers):
             if self.machine.alive(worker):
                 self._spoil_arena(worker)  # its old worker may take a moment to die
-                self._died(worker, None)
+                self._died(worker, None, outside=outside)
 
     def _abandon(self, worker: int) -> None:
         """A worker that does not even die: never use its memory again."""

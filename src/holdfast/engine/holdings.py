@@ -89,13 +89,15 @@ class Holdings:
         self.poll.register(nursery.pidfd, select.POLLIN)
         self._nursery = nursery
 
-    def drop_nursery(self) -> None:
-        """And with it all workers, which die with it. The next start makes another."""
+    def drop_nursery(self) -> int | None:
+        """And with it all workers, which die with it. The next start makes another. Its status, as
+        waitpid gives it, if that can be known."""
         self.poll.unregister(self.nursery.control)
         self.poll.unregister(self.nursery.pidfd)
         self.nursery.kill()
         self.nursery.wait(1.0)
         self.nursery.close()
+        return self.nursery.status
 
     def _nurse(self, nurse: Nurse) -> None:
         """In the forked nursery."""

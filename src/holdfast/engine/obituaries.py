@@ -47,6 +47,7 @@ class Ending:
     exitcode: int | None
     stack: str = ""
     errno: int | None = None  # of a start that failed
+    outside: bool = False  # somebody may have killed it who had nothing against it
 
     def in_words(self) -> tuple[str, str, str]:
         """For a bad sample: its kind, its error and its message."""
@@ -82,6 +83,8 @@ class Obituary:
             return "replaced; the sample is left out, because it did so alone too"
         if replaced and machine.on_trial(worker):
             return "replaced; the sample is tried alone"
+        if machine.put_off(worker):
+            return "started again after a pause, nothing lost"
         return "replaced, nothing lost" if replaced else "none needed"
 
     @property
@@ -155,7 +158,7 @@ class Obituaries:
         death = m.Death(
             at=time.monotonic(),
             sample=blamed,
-            perhaps_from_outside=ending.cause == "killed" and ending.signal is not None,
+            perhaps_from_outside=ending.outside,
             shortage=ending.errno in SHORTAGES,
             evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
         )
