@@ -16,6 +16,7 @@ the pool goes on.
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections import deque
@@ -30,7 +31,7 @@ from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, signal_name
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, kernel_log, process
-from holdfast.autopsy.verdict import Verdict, judge
+from holdfast.autopsy.verdict import Run, Verdict, judge
 
 __all__ = ["Body", "Coroner", "Examination"]
 
@@ -256,7 +257,7 @@ class Coroner:
         evidence = body.evidence
         if evidence.signal in _FROM_KERNEL and not evidence.sent_by_us:
             evidence = self._ask_kernel(evidence, body.patient)
-        verdict = judge(evidence, self._here(), self.workers)
+        verdict = judge(evidence, self._here(), self._run())
         if verdict.cause == "oom-killed":
             self._explained.append(time.monotonic())
         return Examination(verdict, evidence)
@@ -370,6 +371,10 @@ class Coroner:
             None if machine is None else machine.available,
             None if machine is None else machine.swap_free,
         )
+
+    def _run(self) -> Run:
+        book = None if self.logbook is None else self.logbook.given
+        return Run(self.workers, os.getpid(), book)
 
     def _here(self) -> Machine:
         if self._machine is None:

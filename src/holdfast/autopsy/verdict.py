@@ -13,7 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
@@ -21,9 +21,9 @@ from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.clues import Finding, find
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine import Machine, in_words
-from holdfast.autopsy.stack import innermost
+from holdfast.autopsy.stack import innermost, users
 
-__all__ = ["Verdict", "judge", "remedies_for"]
+__all__ = ["Run", "Verdict", "judge", "remedies_for"]
 
 _AT_ONCE = 5.0  # seconds within which a death may be the work of a signal to all
 _SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
@@ -60,35 +60,49 @@ class Verdict:
         return CATALOGUE[self.cause].title
 
 
-def judge(
-    evidence: Evidence, machine: Machine | None = None, workers: int | None = None
-) -> Verdict:
+@dataclass(frozen=True)
+class Run:
+    """The run it happened in, when that was one of holdfast's own."""
+
+    workers: int
+    trainer: int  # its pid
+    logbook: str | None = None  # as the user gave it
+
+
+def judge(evidence: Evidence, machine: Machine | None = None, run: Run | None = None) -> Verdict:
     """The verdict on one death, stall or failed start."""
     draft = next(found for rule in _RULES if (found := rule(evidence)) is not None)
     because = draft.because + tuple(_asides(evidence, draft))
     facts: dict[str, object] = {"pid": evidence.pid, "sample": _shown(evidence.sample)}
-    return Verdict(
-        draft.cause,
-        draft.confidence,
-        evidence.sample,
-        because,
-        remedies_for(draft.cause, machine, workers=workers, **facts),
-        draft.perhaps,
-    )
+    remedies = remedies_for(draft.cause, machine, run, stack=bool(evidence.stack), **facts)
+    return Verdict(draft.cause, draft.confidence, evidence.sample, because, remedies, draft.perhaps)
 
 
 def remedies_for(
-    slug: str, machine: Machine | None, *, workers: int | None = None, **facts: object
+    slug: str,
+    machine: Machine | None,
+    run: Run | None = None,
+    *,
+    stack: bool = True,
+    **facts: object,
 ) -> tuple[Remedy, ...]:
-    """A cause's remedies with this machine's figures, without those for other places."""
+    """A cause's remedies with this machine's figures, without those for other places; and, if it
+    is known which run it was, without those that it has nothing for."""
     if slug == UNKNOWN:
         return ()
-    known = (machine or Machine()).facts(workers=workers, **facts)
-    return tuple(
+    if run is not None:
+        facts |= {"logbook": run.logbook, "trainer": run.trainer}
+    known = (machine or Machine()).facts(workers=None if run is None else run.workers, **facts)
+    found = [
         remedy.filled(known)
         for remedy in CATALOGUE[slug].remedies
         if machine is None or remedy.place in ("", machine.place)
-    )
+    ]
+    if run is None:
+        return tuple(found)
+    kept = "holdfast with logbook=" if run.logbook is not None else "holdfast without logbook="
+    fitting = {"", "holdfast", kept} if stack else {"", "holdfast"}
+    return tuple(replace(one, given="") for one in found if one.given in fitting)
 
 
 def _verdict(
@@ -125,6 +139,7 @@ def _stall(e: Evidence) -> Verdict | None:
             "silent-stall",
             "low" if not e.stack else "medium",
             said,
+            *_where(e.stack),
             perhaps=("stopped", "storage-stall", "endless-loop"),
         )
     where = f", asleep in {seen.wchan}" if seen.wchan else ""
@@ -143,22 +158,29 @@ def _stall(e: Evidence) -> Verdict | None:
             perhaps=() if storage else ("stopped",),
         )
     if seen.wchan and _STORAGE.search(seen.wchan):
-        return _verdict("storage-stall", "medium", said, perhaps=("silent-stall",))
+        return _verdict(
+            "storage-stall", "medium", said, *_where(e.stack), perhaps=("silent-stall",)
+        )
     if e.busy or (seen.state == "R" and e.busy is not False):
         return _verdict(
             "endless-loop",
             "medium" if seen.state == "R" or e.busy else "low",
             said,
             "it used CPU time all the while",
+            *_where(e.stack),
             perhaps=("silent-stall",),
         )
     if seen.state == "R":
         return _verdict(
-            "endless-loop", "low", said, "but used little CPU time", perhaps=("silent-stall",)
+            "endless-loop",
+            "low",
+            said,
+            "but used little CPU time",
+            *_where(e.stack),
+            perhaps=("silent-stall",),
         )
     said_too = "it used no CPU time" if e.busy is False else ""
-    top = innermost(e.stack)
-    reasons = tuple(filter(None, (said, said_too, f"its stack ends in {top}" if top else "")))
+    reasons = tuple(filter(None, (said, said_too, *_where(e.stack))))
     if seen.wchan and _LOCK.search(seen.wchan):
         return _lock(e, reasons)
     return _verdict(
@@ -407,9 +429,7 @@ def _crash(e: Evidence) -> Verdict | None:
                 "it left no stack: something had replaced the handler that writes it",
                 perhaps=("stack-overflow",),
             )
-    if top := innermost(e.stack):
-        said.append(f"its stack ends in {top}")
-    return _verdict(slug, "high", *said)
+    return _verdict(slug, "high", *said, *_where(e.stack))
 
 
 _RECURSION = 20
@@ -570,6 +590,14 @@ def _memory(e: Evidence) -> list[str]:
     if last is not None and last.available is not None:
         said.append(f"the machine had {in_words(last.available)} available")
     return said
+
+
+def _where(stack: str) -> list[str]:
+    """Where it was, and how it got there from the user's own code."""
+    top, own = innermost(stack), users(stack)
+    if not top:
+        return []
+    return [f"its stack ends in {top}" + (f", called from {own}" if own not in ("", top) else "")]
 
 
 def _to_all(e: Evidence) -> str:

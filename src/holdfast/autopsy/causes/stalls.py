@@ -6,8 +6,17 @@ from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 
 __all__ = ["CAUSES"]
 
-_STACK = todo(
-    "Look at the stack it left", "holdfast incidents --stacks LOGBOOK   # or incident.stack"
+_STACK = (
+    todo(
+        "Look at the whole stack it left",
+        "holdfast incidents --stacks {logbook}",
+        given="holdfast with logbook=",
+    ),
+    todo(
+        "Look at the whole stack it left; logbook= would keep it after the run too",
+        "print(loader.incidents[-1].stack)",
+        given="holdfast without logbook=",
+    ),
 )
 _SEE_IT = todo("When it hangs again, look before it is replaced", "py-spy dump --native --pid PID")
 
@@ -28,7 +37,7 @@ CAUSES = (
         ),
         see=("fork-lock-deadlock", "storage-stall", "endless-loop", "stopped"),
         remedies=(
-            _STACK,
+            *_STACK,
             todo("Give network reads a time limit of their own", "requests.get(url, timeout=30)"),
             todo("Have it replaced sooner", "DataLoader(..., stall_timeout=60)"),
             _SEE_IT,
@@ -106,7 +115,7 @@ CAUSES = (
         signs=(),
         see=("silent-stall", "bad-sample"),
         remedies=(
-            _STACK,
+            *_STACK,
             todo("Look for the loop in it, and at this sample's size"),
             todo(
                 "If the sample is just large, allow it more time",

@@ -211,7 +211,11 @@ CAUSES = (
                 "Use a pool whose processes may have children",
                 "concurrent.futures.ProcessPoolExecutor()",
             ),
-            todo("Or a loader that may be used there", "from holdfast import DataLoader"),
+            todo(
+                "Or a loader that may be used there",
+                "from holdfast import DataLoader",
+                given="torch's loader",
+            ),
         ),
         already="Its workers may be started from daemonic processes; they die with their trainer anyway.",
     ),
