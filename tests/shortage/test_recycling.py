@@ -252,6 +252,17 @@ def test_one_worker_at_a_time_is_traced_and_only_while_that_may_help(
     assert replaced(0) == replaced(1) == 0, "three have been tried"
 
 
+def test_growth_is_said_once_and_not_in_every_epoch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))  # nobody is traced
+    monkeypatch.setattr("holdfast.memory.growth.WORSE", 1e9)  # however busy the machine is
+    _, loader = stream(holdfast.DataLoader, Leaks(), epochs=3, worker_memory_limit="60MiB")
+    assert loader.stats()["recycled"] >= 3
+    said = [one for one in caplog.messages if " per batch, " in one]
+    assert len(said) == 1, said
+
+
 class Heavy(Dataset[Any]):
     """100 MB before the first batch: a fresh process has as much."""
 

@@ -49,6 +49,7 @@ from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.errors import TooManyBadSamples, WorkerError, WorkerStartError
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
+from holdfast.memory.growth import Said
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.record import name_of
@@ -166,6 +167,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         ledger: Ledger,
         logbook: Logbook | None,
         budget: Budget,
+        said: Said,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -220,6 +222,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     stats=stats,
                     logbook=logbook,
                     worker_memory_limit=options.worker_memory_limit,
+                    said=said,
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)

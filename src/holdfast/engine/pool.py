@@ -58,6 +58,7 @@ from holdfast.engine.warden import Warden
 from holdfast.engine.watch import CLOSED, OPEN, Watch
 from holdfast.errors import LoaderClosed
 from holdfast.memory import codec
+from holdfast.memory.growth import Said
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
 
@@ -87,6 +88,7 @@ class Pool:
         stats: Stats,
         logbook: Logbook | None = None,
         worker_memory_limit: int | str | None = None,
+        said: Said | None = None,
     ) -> None:
         self.owner = os.getpid()
         self.machine = machine
@@ -103,7 +105,9 @@ class Pool:
             if payload is not None:
                 undo.callback(payload.close)
             coroner = Coroner(method, machine.workers, logbook)
-            warden = Warden(machine.share, worker_memory_limit, machine.workers, logbook=logbook)
+            warden = Warden(
+                machine.share, worker_memory_limit, machine.workers, logbook=logbook, said=said
+            )
             self.watch = Watch(self)
             undo.callback(self.watch.cancel)
             with registry.descriptors():

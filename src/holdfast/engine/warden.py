@@ -18,7 +18,7 @@ from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots
 from holdfast.memory import gauge, leaks
 from holdfast.memory.budget import Share
-from holdfast.memory.growth import Kind, Point, classify, in_a_line
+from holdfast.memory.growth import Point, Said, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
 from holdfast.memory.pressure import Level, Pressure
 
@@ -57,6 +57,7 @@ class Warden:
         workers: int,
         roots: Roots = HERE,
         logbook: Logbook | None = None,
+        said: Said | None = None,
     ) -> None:
         self.share = share
         self._logbook = logbook
@@ -82,7 +83,7 @@ class Warden:
         self._may_recycle = limit is not None
         self._workers = workers
         self._points: dict[int, list[Point]] = {}
-        self._named: set[Kind] = set()
+        self._said = Said() if said is None else said  # of growth, by this loader
         self._to_trace: dict[int, int] = {}  # workers whose successor is, and how often it looks
         self._traced: int | None = None  # the worker that is being traced
         self._attempts = 0
@@ -203,13 +204,14 @@ class Warden:
             self._logbook.memory({"worker": worker, "text": text, "leak": asdict(findings)})
 
     def measured(self, worker: int, point: Point) -> None:
-        """A worker has said how large it is; if it grows and that matters, say so, once."""
+        """A worker has said how large it is; if it grows and that matters, say so: once, and
+        again only if it has become much worse."""
         points = self._points.setdefault(worker, [])
         points.append(point)
         if len(points) > REMEMBERED:
             del points[1::2]  # the first and the last stay
         growth = classify(points)
-        if growth is None or growth.kind in self._named:
+        if growth is None or not self._said.is_news(growth):
             return
         line = in_a_line(
             growth,
@@ -219,7 +221,7 @@ class Warden:
             bounded=self.allowance.private is not None,
         )
         if line is not None:
-            self._named.add(growth.kind)
+            self._said.note(growth)
             log.warning("%s", line)
 
     def died_of_memory(self, now: float) -> None:
