@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import holdfast
+from holdfast.autopsy import logbook
 from holdfast.engine import machine
 from holdfast.engine.faults import VARIABLE
 from tests.faults.outside import kill_and_see_it_dead, nursery
@@ -53,12 +55,12 @@ def failing(point: str, error: str, tries: int) -> str:
     ],
 )
 def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
-    point: str, error: str, monkeypatch: pytest.MonkeyPatch
+    point: str, error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     expected = batches(torch.utils.data.DataLoader)
     monkeypatch.setenv(VARIABLE, failing(point, error, 3))
     torch.manual_seed(7)
-    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2) as loader:
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, logbook=tmp_path) as loader:
         iterator = iter(loader)
         seen = [next(iterator).tolist() for _ in range(2)]
         worker, both = iterator._workers[0].pid, nursery(iterator)
@@ -69,6 +71,10 @@ def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
     assert [one.worker_id for one in failed] == [0]  # said once, not at every try
     assert "tried again" in failed[0].action
     assert loader.stats()["restarts"] == len(loader.incidents) - 1
+    (late,) = logbook.read(tmp_path).events
+    # What the others have made in the meantime need not be made again.
+    tries = 1 if point == "make-nursery" else 3
+    assert (late["event"], late["worker"], late["tries"]) == ("started-late", 0, tries)
 
 
 def test_when_there_is_never_room_one_error_tells_of_all_tries(

@@ -16,6 +16,8 @@ from typing import Any
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_status
+from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.machine import in_words
 from holdfast.engine import machine as m
 from holdfast.engine import registry
 from holdfast.engine.answers import Failed, Refused, Reported
@@ -73,6 +75,7 @@ class Crew:
         warden: Warden,
         obituaries: Obituaries,
         stats: Stats,
+        logbook: Logbook | None = None,
     ) -> None:
         self.machine = machine
         self.epoch = epoch
@@ -84,6 +87,8 @@ class Crew:
         self._warden = warden
         self._obituaries = obituaries
         self._stats = stats
+        self._logbook = logbook
+        self._held_back = False  # batches had to wait for memory, and that was noted
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
 
     # -- what the watch has to know -------------------------------------------------------
@@ -159,6 +164,7 @@ class Crew:
         event: m.Event
         if kind == READY:
             event = m.WorkerReady(worker, generation)
+            self._note_late_start(worker)
         elif kind == REFUSED:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
             return
@@ -204,6 +210,13 @@ class Crew:
                 place.resting_state, place.dataset_state = place.dataset_state, None
                 event = m.Resumed(worker, generation)
         self.carry_out(machine.handle(event))
+
+    def _note_late_start(self, worker: int) -> None:
+        tries = self.machine.tries(worker)
+        if tries and self._logbook is not None:
+            times = "once" if tries == 1 else f"{tries} times"
+            text = f"worker {worker} has started, after there had been no room for it {times}"
+            self._logbook.event("started-late", text, worker=worker, tries=tries)
 
     # -- deaths ---------------------------------------------------------------------------
 
@@ -350,6 +363,7 @@ class Crew:
                 self.carry_out(machine.handle(event))
 
     def _mind_the_memory(self, now: float) -> None:
+        self._note_held_back()
         for at in self._obituaries.deaths_of_memory():
             self._warden.died_of_memory(at)
         fattest = self._warden.look(now, self._coroner.pids)
@@ -358,6 +372,23 @@ class Crew:
             if channel is not None and self.machine.ready(fattest):
                 self._holdings.post(channel, order("retire", 0, None, ()))
         self.carry_out(self.machine.relieved())
+
+    def _note_held_back(self) -> None:
+        share = self.machine.share
+        limit, largest = share.budget.limit, share.largest
+        if self._held_back or limit is None or largest is None or not self.machine.held_back:
+            return
+        if share.alone or share.cap is not None:
+            return  # that is for another reason, which is told
+        self._held_back = True
+        if self._logbook is not None:
+            self._logbook.event(
+                "held-back",
+                f"batches have up to {in_words(largest)}: fewer are made ahead than "
+                f"prefetch_factor asks for, so that no more than {in_words(limit)} are in flight",
+                largest=largest,
+                limit=limit,
+            )
 
     # -- actions --------------------------------------------------------------------------
 

@@ -127,6 +127,7 @@ class Pool:
             warden=warden,
             obituaries=self.obituaries,
             stats=stats,
+            logbook=logbook,
         )
         registry.enrol(self.watch)
         try:
