@@ -21,6 +21,7 @@ from tests.autopsy.injected import DEATHS, ERRORS, STALL_TIMEOUT, Minefield
 from tests.autopsy.matrices import MATRICES, Row, matrix, note
 from tests.faults.causes import GRANDCHILDREN, end_child_left_behind
 from tests.faults.outside import frozen, pids
+from tests.support import silent_files
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
@@ -131,6 +132,38 @@ def test_a_frozen_worker_is_called_frozen() -> None:
         (incident,) = loader.incidents
     assert (incident.kind, incident.cause, incident.confidence) == ("unkillable", "stopped", "high")
     note("frozen", "stopped", incident.to_json())
+
+
+class ReadsOnce:
+    """Sample 3 reads from `path`, at the first attempt."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path, self.folder = path, folder
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and not (self.folder / "struck").exists():
+            (self.folder / "struck").touch()
+            self.path.read_bytes()
+        return index
+
+
+@pytest.mark.skipif(not silent_files.possible(), reason="only root can mount, and needs /dev/fuse")
+def test_a_worker_whose_storage_does_not_answer_is_called_so(tmp_path: Path) -> None:
+    """Not even SIGKILL ends who reads there; the run goes on all the same."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    dataset = ReadsOnce(mount / silent_files.NAME, tmp_path)
+    with holdfast.DataLoader(dataset, num_workers=2, stall_timeout=0.5) as loader:
+        with silent_files.silent_file(mount):
+            assert [int(batch) for batch in loader] == list(range(12))
+        (incident,) = loader.incidents
+    assert (incident.kind, incident.sample) == ("unkillable", 3)
+    assert (incident.cause, incident.confidence) == ("storage-stall", "high")
+    assert "waiting for storage" in str(incident)
+    note("a silent file system", "storage-stall", incident.to_json())
 
 
 def test_what_does_not_pickle_is_named_before_any_worker_starts() -> None:

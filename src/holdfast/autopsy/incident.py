@@ -89,7 +89,9 @@ class Incident:
     def what(self) -> str:
         """The death itself, in words."""
         if self.kind == "unkillable":
-            return "made no progress and cannot even be killed; the run goes on without it"
+            known = self.confidence != "low" and self.cause in CATALOGUE
+            why = f" (it {CATALOGUE[self.cause].title})" if known else ""
+            return f"made no progress{why} and cannot even be killed; the run goes on without it"
         words = describe_end(self.signal, self.exitcode)
         if self.kind == "stalled":
             words = "made no progress and was killed"

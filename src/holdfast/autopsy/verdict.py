@@ -28,7 +28,7 @@ __all__ = ["Run", "Verdict", "judge", "remedies_for"]
 _AT_ONCE = 5.0  # seconds within which a death may be the work of a signal to all
 _SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
 _STORAGE = re.compile(
-    r"nfs|rpc_|fuse|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
+    r"nfs|rpc_|fuse|request_wait_answer|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
     r"blk_|jbd2|xfs_|ext4_|btrfs|submit_bio|wait_on_buffer|netfs"
 )
 _FROZEN = re.compile(r"refrigerator|freezer|do_freezer_trap")
@@ -159,7 +159,12 @@ def _stall(e: Evidence) -> Verdict | None:
         )
     if seen.wchan and _STORAGE.search(seen.wchan):
         return _verdict(
-            "storage-stall", "medium", said, *_where(e.stack), perhaps=("silent-stall",)
+            "storage-stall",
+            "high" if e.survived_sigkill else "medium",
+            said,
+            "that function waits for a file system to answer",
+            *_where(e.stack),
+            perhaps=() if e.survived_sigkill else ("silent-stall",),
         )
     if e.busy or (seen.state == "R" and e.busy is not False):
         return _verdict(
