@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence
 from holdfast.autopsy.clues import Finding, find
-from holdfast.autopsy.evidence import Evidence, Kills, MemorySample
+from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, Neighbour
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers.filesystem import Fill
 from holdfast.autopsy.readers.process import Activity
@@ -28,6 +28,9 @@ BY_THE_STACK = (
 FRAME = '  File "/home/me/data.py", line 3 in __getitem__\n'
 CV2 = '  File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize\n' + FRAME
 MEMMAP = '  File "/lib/numpy/_core/memmap.py", line 3 in __getitem__\n' + FRAME
+
+BESIDE = Neighbour("cache", ('File "/home/me/data.py", line 90 in refresh',))
+ASIDE = Neighbour("tqdm", ('File "/lib/python3/site-packages/tqdm/_monitor.py", line 60 in run',))
 
 
 def killed(**more: Any) -> Evidence:
@@ -73,6 +76,10 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("room in /dev/shm", died("SIGBUS", shm=ROOMY, stack=FRAME), "sigbus-not-shm", "medium"),
     ("small /dev/shm, empty by now", died("SIGBUS", shm=SMALL, stack=FRAME), "shm-exhausted", "low"),
     ("/dev/shm unknown", died("SIGBUS"), "shm-exhausted", "low"),
+    # -- a lock, and who may have held it
+    ("a lock, its file another thread's at the fork", stalled("S", "futex_wait", stack=FRAME, alone=True, neighbours=(BESIDE,)), "fork-lock-deadlock", "medium"),
+    ("a lock, and the worker has threads that may release it", stalled("S", "futex_wait", stack=FRAME, alone=False, neighbours=(BESIDE,)), "silent-stall", "medium"),
+    ("a lock, and a thread that has nothing to do with it", stalled("S", "futex_wait", stack=FRAME, alone=True, neighbours=(ASIDE,)), "silent-stall", "medium"),
     # -- crashes
     ("segfault with a stack", died("SIGSEGV", stack=FRAME), "native-segv", "high"),
     ("segfault without", died("SIGSEGV"), "native-segv", "medium"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.authors import OURS, of_file
 
-__all__ = ["frames", "innermost", "tidy", "users"]
+__all__ = ["file_of", "frames", "innermost", "tidy", "users"]
 
 
 def tidy(dump: str, ours: str = OURS) -> str:
@@ -38,7 +38,12 @@ def innermost(dump: str) -> str:
 
 def users(dump: str) -> str:
     """The innermost frame of that thread that the user wrote, or ""."""
-    return next((one for one in frames(dump) if of_file(one.split('"')[1]) == "user"), "")
+    return next((one for one in frames(dump) if of_file(file_of(one)) == "user"), "")
+
+
+def file_of(frame: str) -> str:
+    """The file that a line such as ``File "x.py", line 3 in f`` names."""
+    return frame.split('"')[1]
 
 
 def frames(dump: str) -> list[str]:

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.authors import of_file
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.clues import Finding, find
-from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.evidence import Evidence, Neighbour
 from holdfast.autopsy.machine import Machine, in_words
-from holdfast.autopsy.stack import innermost, users
+from holdfast.autopsy.stack import file_of, frames, innermost, users
 
 __all__ = ["Run", "Verdict", "judge", "remedies_for"]
 
@@ -213,6 +214,15 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
             "library that keeps locks of its own",
             perhaps=("silent-stall", "openmp-after-use"),
         )
+    if e.alone is not False and (lost := _lost_holder(e)) is not None:
+        return _verdict(
+            "fork-lock-deadlock",
+            "medium",
+            *reasons,
+            f"when it was forked, the trainer's thread {lost[0].name!r} was in the same file: "
+            f"{lost[1]}; if it held that lock, nobody can release it here",
+            perhaps=("silent-stall",),
+        )
     perhaps = ("fork-lock-deadlock",) if forked else ()
     return _verdict(
         "silent-stall",
@@ -221,6 +231,17 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
         "that is a lock somebody else holds, or a queue or an event that nobody serves",
         perhaps=perhaps,
     )
+
+
+def _lost_holder(e: Evidence) -> tuple[Neighbour, str] | None:
+    """A thread that was not copied, in a file that the worker now waits in; and where in it."""
+    mine = {file_of(one) for one in frames(e.stack)}
+    for thread in e.neighbours:
+        for frame in thread.frames:
+            file = file_of(frame)
+            if file in mine and of_file(file) in ("user", "library"):
+                return thread, frame
+    return None
 
 
 def _start(e: Evidence) -> Verdict | None:

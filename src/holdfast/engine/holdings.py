@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import select
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.autopsy.blackbox import BlackBoxes
@@ -51,13 +52,20 @@ class Holdings:
     """Those of one pool."""
 
     def __init__(
-        self, blueprint: Blueprint, payload: Payload | None, workers: int, wake: int
+        self,
+        blueprint: Blueprint,
+        payload: Payload | None,
+        workers: int,
+        wake: int,
+        before_fork: Callable[[], None],
     ) -> None:
+        """`before_fork` is called before a nursery is forked from this process."""
         self.places: list[Place] = []
         self.channels: dict[int, int] = {}  # descriptor -> worker
         self.poll = select.poll()
         self._blueprint = blueprint
         self._payload = payload
+        self._before_fork = before_fork
         self._nursery: Nursery | None = None
         with contextlib.ExitStack() as undo:
             self.lifeline = Lifeline()
@@ -84,6 +92,7 @@ class Holdings:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
             threads.find()
+            self._before_fork()
             nursery = Nursery.fork(self._nurse, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
         self.poll.register(nursery.pidfd, select.POLLIN)

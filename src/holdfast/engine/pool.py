@@ -111,7 +111,9 @@ class Pool:
             self.watch = Watch(self)
             undo.callback(self.watch.cancel)
             with registry.descriptors():
-                self.holdings = Holdings(blueprint, payload, machine.workers, self.watch.wake)
+                self.holdings = Holdings(
+                    blueprint, payload, machine.workers, self.watch.wake, coroner.before_fork
+                )
             undo.pop_all()
         self.obituaries = Obituaries(
             machine, self.holdings.boxes, coroner, blueprint.dataset, on_incident

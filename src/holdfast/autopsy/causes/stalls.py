@@ -52,22 +52,29 @@ CAUSES = (
             "OpenMP, logging or an allocator in the worker then waits for ever for a thread that does not "
             "exist."
         ),
-        evidence="State S in a futex, no CPU time, forked from a process with threads; the frame names the library.",
+        evidence=(
+            "State S in a futex, no CPU time, forked from a process with threads; its stack is in a library "
+            "that keeps locks, or in a file that a thread of the trainer was in at the fork."
+        ),
         signs=(sign(r"is multi-threaded, use of fork\(\) may lead to deadlocks in the child"),),
         explains=("silent-stall",),
         see=("silent-stall", "openmp-after-use", "async-storage-after-fork"),
         remedies=(
-            todo("Keep OpenCV to one thread, before the loader is made", "cv2.setNumThreads(0)"),
-            todo("And the numeric libraries", "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"),
             todo(
                 "Start workers from a clean process",
                 "DataLoader(..., multiprocessing_context='forkserver')",
             ),
+            todo(
+                "Or fork them before your threads begin", "batches = iter(loader)   # then threads"
+            ),
+            todo("If it is OpenCV, keep it to one thread from the start", "cv2.setNumThreads(0)"),
+            todo("If it is a numeric library", "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"),
             _SEE_IT,
         ),
         already=(
-            "Replacements are forked from a copy of the trainer as it was before it had its threads, so the "
-            "second try usually goes through."
+            "Workers and their replacements are copies of the trainer as it was when the loader began, so "
+            "locks taken later do no harm. One that was held at that moment stays held in all of them: the "
+            "stall is found, and the run ends with this instead of hanging."
         ),
     ),
     Cause(
