@@ -27,6 +27,7 @@ from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
 from holdfast.engine.nursery import SHORTAGES
+from holdfast.engine.transforms import in_transform
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
 
@@ -245,14 +246,17 @@ class Obituaries:
     def _examined(self, incident: Incident, body: Body) -> Incident:
         """The incident, with its cause."""
         found = self._coroner.examine(body)
-        sample, dataset = incident.sample, self._dataset
+        sample, dataset, evidence = incident.sample, self._dataset, found.evidence
+        if incident.step == "fetch" and in_transform(dataset, evidence.stack):
+            incident = dataclasses.replace(incident, step="transform")
+            evidence = dataclasses.replace(evidence, step="transform")
         return dataclasses.replace(
             incident,
-            stack=found.evidence.stack,
+            stack=evidence.stack,
             cause=found.verdict.cause,
             confidence=found.verdict.confidence,
             because=found.verdict.because,
-            evidence=found.evidence.to_json(),
+            evidence=evidence.to_json(),
             remedies=found.verdict.remedies,
             sample_name=None if sample is None else name_of(dataset, sample),
         )
