@@ -378,8 +378,9 @@ class Tick(Exception):
 
 
 def ring(number: int, frame: FrameType | None) -> None:
-    """Raise, but only inside next(): once it returns, what it returned is out of our hands."""
-    while frame is not None:
+    """Raise, but only inside next(): once it returns, what it returned is out of our hands. Nor where
+    the garbage collector calls something: what is raised there Python drops."""
+    while frame is not None and frame.f_globals["__name__"] not in ("weakref", "_weakrefset"):
         if frame.f_globals["__name__"] in ("holdfast.engine.pool", "holdfast.memory.codec"):
             raise Tick
         frame = frame.f_back

@@ -109,7 +109,8 @@ def struck(error: BaseException) -> bool:
     """Whether a signal handler raised this, and not the code it interrupted."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    handlers = [*_handlers.values(), *map(signal.getsignal, signal.valid_signals())]
+    codes = {_code_of(handler) for handler in handlers} - {None}
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:

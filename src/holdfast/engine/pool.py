@@ -201,13 +201,14 @@ class Pool:
 
     def _say_that_it_is_incomplete(self) -> None:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
-        error, self.epoch.sampler_error = self.epoch.sampler_error, None
         self.epoch.taken = None
-        self._midway = False
-        raise LoaderClosed(
-            f"this epoch is incomplete: the sampler ended with {error} in an earlier next(); "
-            "iter(loader) begins a new one"
+        error = LoaderClosed(
+            f"this epoch is incomplete: the sampler ended with {self.epoch.sampler_error} in an "
+            "earlier next(); iter(loader) begins a new one"
         )
+        self._leave()  # a handler that raises must not take the place of what is said only once
+        self.epoch.sampler_error = None
+        raise error
 
     def unpacked(self) -> None:
         """The consumer has its batch: what it keeps is not in flight."""
