@@ -23,6 +23,7 @@ from holdfast.autopsy.readers import process
 from holdfast.engine.settings import Settings
 from holdfast.engine.stats import Stats
 from holdfast.memory.budget import Budget, for_all
+from holdfast.memory.growth import Said
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts, Memory
 from holdfast.samples.ledger import Ledger
 from holdfast.samples.policy import OnBadSample
@@ -79,6 +80,7 @@ class _Runtime:
         self.ledger = Ledger()
         self.logbook: Logbook | None = None
         self.advised = False
+        self.said = Said()  # of growth, over all epochs
         self.budget = Budget(None)  # of this loader's own, if it was given a number
 
     def advise(self, dataset: Any, workers: int) -> None:
@@ -317,7 +319,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         note = functools.partial(_note, runtime.incidents, logbook)
         budget = runtime.budget_for(chosen.memory_budget)
         iterator = ProcessIterator(
-            self, chosen, runtime.stats, note, runtime.ledger, logbook, budget
+            self, chosen, runtime.stats, note, runtime.ledger, logbook, budget, runtime.said
         )
         runtime.add(iterator._pool)
         return iterator

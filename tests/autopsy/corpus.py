@@ -94,6 +94,7 @@ FAILURES: list[tuple[str, str]] = [
     # -- starting
     ("spawn-bootstrap", "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process has finished its bootstrapping phase.\n"),
     ("spawn-bootstrap", "  File \"<string>\", line 1, in <module>\n  File \"spawn.py\", line 116, in spawn_main\nRuntimeError:\n An attempt has been made to start a new process before the current process has finished its bootstrapping phase.\nRuntimeError: DataLoader worker (pid 4) exited unexpectedly with exit code 1. Details are lost due to multiprocessing."),
+    ("notebook-main", "FileNotFoundError: [Errno 2] No such file or directory: '/home/me/<stdin>'"),
     ("notebook-main", "AttributeError: Can't get attribute 'CustomDataset' on <module '__main__' (built-in)>"),
     ("unpicklable-args", "AttributeError: Can't pickle local object 'main.<locals>.<lambda>'"),
     ("unpicklable-args", "AttributeError: Can't get local object 'main.<locals>.collate'"),

@@ -180,6 +180,25 @@ def test_a_run_without_incidents_says_so(tmp_path: Path) -> None:
     assert "Nothing went wrong" in result.output
 
 
+def test_what_is_no_incident_is_told_all_the_same(tmp_path: Path) -> None:
+    book = Logbook(tmp_path)
+    book.begin({})
+    for number in range(30):
+        book.event("recycled", f"worker {number} had grown", worker=number)
+    book.event("pressure", "memory is 82 % full")
+    book.flush()
+    result = CliRunner().invoke(main, ["incidents", str(tmp_path)])
+    assert result.exit_code == 0
+    told = result.output
+    assert "Nothing went wrong" not in told
+    assert "No worker was lost." in told
+    assert "worker 2 had grown" in told
+    assert "worker 3 had grown" not in told  # a run of days would fill a book
+    assert "replaced because they had grown: 30 times (the first 3 are above)." in told
+    assert "memory is 82 % full" in told
+    assert "less was in flight: once." in told
+
+
 def test_workers_that_were_not_seen_are_not_said_to_take_nothing(tmp_path: Path) -> None:
     book = Logbook(tmp_path)
     book.begin({})

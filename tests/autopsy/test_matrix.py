@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from tests.autopsy.injected import DEATHS, ERRORS, STALL_TIMEOUT, Minefield
 from tests.autopsy.matrices import MATRICES, Row, matrix, note
 from tests.faults.causes import GRANDCHILDREN, end_child_left_behind
 from tests.faults.outside import frozen, pids
+from tests.support import silent_files
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
@@ -133,6 +137,38 @@ def test_a_frozen_worker_is_called_frozen() -> None:
     note("frozen", "stopped", incident.to_json())
 
 
+class ReadsOnce:
+    """Sample 3 reads from `path`, at the first attempt."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path, self.folder = path, folder
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and not (self.folder / "struck").exists():
+            (self.folder / "struck").touch()
+            self.path.read_bytes()
+        return index
+
+
+@pytest.mark.skipif(not silent_files.possible(), reason="only root can mount, and needs /dev/fuse")
+def test_a_worker_whose_storage_does_not_answer_is_called_so(tmp_path: Path) -> None:
+    """Not even SIGKILL ends who reads there; the run goes on all the same."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    dataset = ReadsOnce(mount / silent_files.NAME, tmp_path)
+    with holdfast.DataLoader(dataset, num_workers=2, stall_timeout=0.5) as loader:
+        with silent_files.silent_file(mount):
+            assert [int(batch) for batch in loader] == list(range(12))
+        (incident,) = loader.incidents
+    assert (incident.kind, incident.sample) == ("unkillable", 3)
+    assert (incident.cause, incident.confidence) == ("storage-stall", "high")
+    assert "waiting for storage" in str(incident)
+    note("a silent file system", "storage-stall", incident.to_json())
+
+
 def test_what_does_not_pickle_is_named_before_any_worker_starts() -> None:
     class Local(Slow):
         pass
@@ -142,6 +178,84 @@ def test_what_does_not_pickle_is_named_before_any_worker_starts() -> None:
         iter(loader)
     verdict = explain("".join(traceback.format_exception(caught.value))).verdicts[0]
     assert (verdict.cause, verdict.confidence) == ("unpicklable-args", "high")
+
+
+NO_FILE = """
+from holdfast import DataLoader
+class Squares:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index * index
+if __name__ == "__main__":
+    list(DataLoader(Squares(), num_workers=1, multiprocessing_context={method!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [
+        ("stdin", "spawn"),
+        pytest.param("stdin", "forkserver", marks=pytest.mark.slow),
+        pytest.param("-c", "spawn", marks=pytest.mark.slow),
+        pytest.param("-c", "forkserver", marks=pytest.mark.slow),
+    ],
+)
+def test_a_class_of_a_main_module_without_a_file_is_called_so(how: str, method: str) -> None:
+    script = NO_FILE.format(method=method)
+    command = ["-"] if how == "stdin" else ["-c", script]
+    done = subprocess.run(
+        [sys.executable, *command],
+        input=script if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert done.returncode == 1
+    assert "more: holdfast explain notebook-main" in done.stderr
+    verdict = explain(done.stderr).verdicts[0]
+    assert (verdict.cause, verdict.confidence) == ("notebook-main", "high")
+    because = {"because": verdict.because, "cause": verdict.cause, "confidence": "high"}
+    note(f"main from {how}, {method}", "notebook-main", because)
+
+
+LOCK = threading.Lock()
+
+
+class Locked(Slow):
+    def __getitem__(self, index: int) -> int:
+        with LOCK:
+            return index
+
+
+def test_a_lock_that_a_thread_of_the_trainer_held_at_the_fork_is_called_so() -> None:
+    """In the workers nobody is there to release it."""
+    held, enough = threading.Event(), threading.Event()
+
+    def refresh() -> None:
+        with LOCK:
+            held.set()
+            assert enough.wait(60)
+
+    thread = threading.Thread(target=refresh, name="cache-refresher")
+    thread.start()
+    try:
+        assert held.wait(10)
+        with holdfast.DataLoader(Locked(), num_workers=1, stall_timeout=0.3) as loader:
+            iterator = iter(loader)
+            enough.set()  # it is free in the trainer from now on, and in the worker never
+            with pytest.raises(holdfast.PoisonSample, match="copied by the fork") as caught:
+                next(iterator)
+            first = loader.incidents[0]
+    finally:
+        enough.set()
+        thread.join()
+    assert (first.cause, first.confidence, first.sample) == ("fork-lock-deadlock", "medium", 0)
+    reasons = "\n".join(first.because)
+    assert "thread 'cache-refresher'" in reasons
+    assert "forkserver" in str(caught.value)
+    note("a lock held at the fork", "fork-lock-deadlock", first.to_json())
 
 
 def test_errors_of_the_engine_name_the_cause_and_are_found_by_explain() -> None:

@@ -183,6 +183,35 @@ def test_last_words_reach_the_user_and_the_evidence(tmp_path: Path) -> None:
         assert incident["cause"] == cause, name
 
 
+def write_half_a_line() -> None:
+    os.write(2, b"half of one")
+
+
+def test_a_report_begins_on_a_line_of_its_own_whoever_left_half_of_one(tmp_path: Path) -> None:
+    """And where nothing is reported nothing is added to what workers write."""
+    found, incidents = through_a_pipe(tmp_path, lambda: load(Talker(write_half_a_line)))
+    assert (found, incidents) == (b"half of one", [])
+
+    one = tmp_path / "one"
+    one.mkdir()
+    found, (incident,) = through_a_pipe(one, lambda: load(Talker(write_half_a_line_and_die)))
+    assert found.startswith(f"a line\nhalf of anoth\nworker 1 (pid {incident['pid']})".encode())
+
+    def another_dies() -> Any:
+        Path("struck-0").unlink()  # worker 1 writes its half, and lives
+        loader = holdfast.DataLoader(Talker(write_half_a_line), num_workers=2)
+        with loader:
+            iterator = iter(loader)
+            words = iterator._pool.holdings.boxes.words
+            assert eventually(lambda: words(1) == "half of one")
+            os.kill(pids(iterator)[0], signal.SIGKILL)
+            assert eventually(lambda: loader.incidents)
+        return loader
+
+    found, (incident,) = through_a_pipe(tmp_path, another_dies)
+    assert found.startswith(f"half of one\nworker 0 (pid {incident['pid']}) was killed".encode())
+
+
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_under_other_start_methods_too(method: str, tmp_path: Path) -> None:
     found, (incident,) = through_a_pipe(

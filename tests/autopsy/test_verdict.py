@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence
 from holdfast.autopsy.clues import Finding, find
-from holdfast.autopsy.evidence import Evidence, Kills, MemorySample
+from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, Neighbour
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers.filesystem import Fill
 from holdfast.autopsy.readers.process import Activity
-from holdfast.autopsy.verdict import judge
+from holdfast.autopsy.verdict import Run, judge
 
 FULL, ROOMY, SMALL = Fill(64 << 20, 0), Fill(24 << 30, 23 << 30), Fill(64 << 20, 60 << 20)
 STILL = Kills(group=0, machine=0)
@@ -28,6 +28,9 @@ BY_THE_STACK = (
 FRAME = '  File "/home/me/data.py", line 3 in __getitem__\n'
 CV2 = '  File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize\n' + FRAME
 MEMMAP = '  File "/lib/numpy/_core/memmap.py", line 3 in __getitem__\n' + FRAME
+
+BESIDE = Neighbour("cache", ('File "/home/me/data.py", line 90 in refresh',))
+ASIDE = Neighbour("tqdm", ('File "/lib/python3/site-packages/tqdm/_monitor.py", line 60 in run',))
 
 
 def killed(**more: Any) -> Evidence:
@@ -73,6 +76,10 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("room in /dev/shm", died("SIGBUS", shm=ROOMY, stack=FRAME), "sigbus-not-shm", "medium"),
     ("small /dev/shm, empty by now", died("SIGBUS", shm=SMALL, stack=FRAME), "shm-exhausted", "low"),
     ("/dev/shm unknown", died("SIGBUS"), "shm-exhausted", "low"),
+    # -- a lock, and who may have held it
+    ("a lock, its file another thread's at the fork", stalled("S", "futex_wait", stack=FRAME, alone=True, neighbours=(BESIDE,)), "fork-lock-deadlock", "medium"),
+    ("a lock, and the worker has threads that may release it", stalled("S", "futex_wait", stack=FRAME, alone=False, neighbours=(BESIDE,)), "silent-stall", "medium"),
+    ("a lock, and a thread that has nothing to do with it", stalled("S", "futex_wait", stack=FRAME, alone=True, neighbours=(ASIDE,)), "silent-stall", "medium"),
     # -- crashes
     ("segfault with a stack", died("SIGSEGV", stack=FRAME), "native-segv", "high"),
     ("segfault without", died("SIGSEGV"), "native-segv", "medium"),
@@ -186,6 +193,52 @@ def test_remedies_are_those_of_this_place() -> None:
     assert "docker" not in commands("slurm")
     assert "resources:" in commands("kubernetes")
     assert "docker run" not in commands("")
+
+
+HANGS = stalled("S", "futex_wait_queue", stack='  File "/lib/x.py", line 9 in get\n' + FRAME)
+
+
+def to_do(evidence: Evidence, run: Run | None) -> str:
+    return "\n".join(map(str, judge(evidence, Machine(), run).remedies))
+
+
+def test_remedies_fit_what_the_run_has() -> None:
+    """No logbook is presumed, nor a stack where none was left."""
+    without = to_do(HANGS, Run(2, 812))
+    assert "print(loader.incidents[-1].stack)" in without
+    assert "holdfast incidents" not in without
+    within = to_do(HANGS, Run(2, 812, "runs/today"))
+    assert "holdfast incidents --stacks runs/today" in within
+    assert "print(" not in within
+    for run in (Run(2, 812), Run(2, 812, "runs/today")):
+        told = to_do(replace(HANGS, stack=""), run)
+        assert told
+        assert "stack it left" not in told
+    of_anybody = judge(HANGS).remedies  # a text from elsewhere: each says what it is for
+    assert [one.where for one in of_anybody][:2] == [
+        "[holdfast with logbook=] ",
+        "[holdfast without logbook=] ",
+    ]
+
+
+def test_remedies_are_those_for_the_loader_that_is_used() -> None:
+    """To keep batches costs descriptors with torch's loader, and none with holdfast."""
+    full = Evidence(born=False, errno=24)
+    ours = to_do(full, Run(8, 812))
+    assert "clone()" not in ours
+    assert "DataLoader(..., num_workers=4)" in ours
+    assert "/proc/812/fd" in ours
+    given = {str(one): one.given for one in judge(full, Machine()).remedies}
+    assert [kind for told, kind in given.items() if "clone()" in told] == ["torch's loader"]
+    assert [kind for told, kind in given.items() if "num_workers" in told] == ["holdfast"]
+
+
+def test_a_stall_names_the_line_of_the_users_own_that_led_to_it() -> None:
+    library = stalled("S", "futex", stack=CV2)
+    assert (
+        'ends in File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize, called from '
+        'File "/home/me/data.py", line 3 in __getitem__'
+    ) in "\n".join(judge(library).because)
 
 
 _signals = st.sampled_from(

@@ -171,6 +171,17 @@ class History(RuleBasedStateMachine):
                 self.die(one)
 
     @rule(worker=st.integers(0, 3))
+    def somebody_kills_it_while_it_starts(self, worker: int) -> None:
+        """It is started again, at once or in a moment, however often that happens."""
+        if worker >= self.machine.workers or not self.machine.alive(worker) or self.ready(worker):
+            return
+        self.inboxes[worker].clear()
+        death = m.Death(self.now, perhaps_from_outside=True)
+        self.obey(self.machine.handle(m.WorkerDied(worker, self.generations[worker], death)))
+        assert self.machine.failure is None
+        assert self.machine.alive(worker) != self.machine.put_off(worker)
+
+    @rule(worker=st.integers(0, 3))
     def a_start_finds_no_room(self, worker: int) -> None:
         """Others go on; this one is started again when its time has come, and not before."""
         if worker >= self.machine.workers or not self.machine.alive(worker):
@@ -426,6 +437,70 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
     failure = machine.take()
     assert isinstance(failure, m.GaveUp)
     assert failure.reason == "cannot-start"
+
+
+def killed(at: float) -> m.Death:
+    return m.Death(at, perhaps_from_outside=True)
+
+
+def test_without_a_limit_a_worker_killed_while_it_starts_is_started_again_after_pauses() -> None:
+    machine = make(1, 1, restarts=m.RestartPolicy(None, 60.0))
+    machine.begin()
+    fill(machine, [0])
+    now, pauses = 100.0, []
+    assert [type(one) for one in machine.handle(m.WorkerDied(0, 0, killed(now)))] == [
+        m.Start,
+        m.Dispatch,
+    ]
+    for generation in range(1, 1000):
+        assert machine.handle(m.WorkerDied(0, generation, killed(now))) == []
+        assert machine.put_off(0)
+        wanted = machine.deadline()
+        assert wanted is not None
+        assert machine.handle(m.Ticked(wanted - 0.01)) == []
+        actions = machine.handle(m.Ticked(wanted))
+        assert [type(action) for action in actions] == [m.Start, m.Dispatch]
+        pauses.append(wanted - now)
+        now = wanted
+    assert pauses[:8] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5])
+    assert pauses[-1] == pytest.approx(m.LONGEST_PAUSE)
+    machine.handle(m.WorkerReady(0, 1000))
+    machine.handle(m.BatchReady(0, 1000, 0, "zero"))
+    delivery = machine.take()
+    assert isinstance(delivery, m.Delivery)
+    assert delivery.result == "zero"
+
+
+def test_with_a_limit_being_killed_while_starting_ends_it() -> None:
+    """Whatever the rate that is allowed: nobody waits for ever for a worker that never comes."""
+    machine = make(1, 1, restarts=m.RestartPolicy(1000, 60.0))
+    machine.begin()
+    fill(machine, [0])
+    now = 0.0
+    for generation in range(m.KILLED_STARTS):
+        assert machine.failure is None
+        machine.handle(m.WorkerDied(0, generation, killed(now)))
+        now = machine.deadline() or now
+        machine.handle(m.Ticked(now))
+    failure = machine.take()
+    assert isinstance(failure, m.GaveUp)
+    assert failure.reason == "cannot-start"
+
+
+def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
+    machine = make(1, 1, restarts=m.RestartPolicy(None, 60.0))
+    machine.begin()
+    fill(machine, [0])
+    now = 0.0
+    for generation in range(2 * m.FAILED_STARTS):
+        assert machine.failure is None
+        outside = generation % 2 == 0
+        death = m.Death(now, perhaps_from_outside=outside)
+        machine.handle(m.WorkerDied(0, generation, death))
+        now = machine.deadline() or now
+        machine.handle(m.Ticked(now))
+    assert machine.failure is not None
+    assert machine.failure.reason == "cannot-start"
 
 
 def no_room(at: float) -> m.Death:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import holdfast
+from holdfast.autopsy import logbook
 from holdfast.engine import machine
 from holdfast.engine.faults import VARIABLE
 from tests.faults.outside import kill_and_see_it_dead, nursery
@@ -53,12 +55,12 @@ def failing(point: str, error: str, tries: int) -> str:
     ],
 )
 def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
-    point: str, error: str, monkeypatch: pytest.MonkeyPatch
+    point: str, error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     expected = batches(torch.utils.data.DataLoader)
     monkeypatch.setenv(VARIABLE, failing(point, error, 3))
     torch.manual_seed(7)
-    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2) as loader:
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, logbook=tmp_path) as loader:
         iterator = iter(loader)
         seen = [next(iterator).tolist() for _ in range(2)]
         worker, both = iterator._workers[0].pid, nursery(iterator)
@@ -69,6 +71,10 @@ def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
     assert [one.worker_id for one in failed] == [0]  # said once, not at every try
     assert "tried again" in failed[0].action
     assert loader.stats()["restarts"] == len(loader.incidents) - 1
+    (late,) = logbook.read(tmp_path).events
+    # What the others have made in the meantime need not be made again.
+    tries = 1 if point == "make-nursery" else 3
+    assert (late["event"], late["worker"], late["tries"]) == ("started-late", 0, tries)
 
 
 def test_when_there_is_never_room_one_error_tells_of_all_tries(
@@ -191,3 +197,66 @@ resource.prlimit(0, LIMIT, before)
 left = len(os.listdir("/proc/self/fd")) - files
 print("EAGAIN" in said, "ulimit -u" in said, left, next(iter(loader)).tolist())
 """)
+
+
+def killed_while_starting(times: int) -> str:
+    """The first `times` processes of worker 0 are killed before they are ready."""
+    return ";".join(f"before-ready:SIGKILL@worker=0,generation={number}" for number in range(times))
+
+
+def test_without_a_limit_who_is_killed_while_starting_is_started_until_it_comes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.05)
+    expected = batches(torch.utils.data.DataLoader)
+    kills = machine.KILLED_STARTS + 2
+    monkeypatch.setenv(VARIABLE, killed_while_starting(kills))
+    torch.manual_seed(7)
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+    assert [one.cause for one in loader.incidents] == ["killed-from-outside"] * kills
+    assert loader.incidents[0].action == "replaced, nothing lost"
+    assert loader.incidents[-1].action == "started again after a pause, nothing lost"
+    assert loader.stats()["restarts"] == kills
+
+
+def test_without_a_limit_a_nursery_killed_while_workers_start_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.05)
+    expected = batches(torch.utils.data.DataLoader)
+    monkeypatch.setenv(VARIABLE, "before-ready:hang@generation=any")
+    torch.manual_seed(7)
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
+        iterator = iter(loader)
+        for _ in range(machine.FAILED_STARTS + 1):
+            assert iterator._workers[1].pid is not None  # it has been born
+            kill_and_see_it_dead(nursery(iterator))
+        monkeypatch.delenv(VARIABLE)
+        assert iterator._workers[1].pid is not None
+        kill_and_see_it_dead(nursery(iterator))  # whose workers hang
+        assert [batch.tolist() for batch in iterator] == expected
+
+
+@pytest.mark.parametrize("action", ["SIGSEGV", "exit=3"])
+def test_who_ends_by_itself_in_every_start_ends_the_run_without_a_limit_too(
+    action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"before-ready:{action}@worker=0,generation=any")
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
+        with pytest.raises(holdfast.WorkerStartError, match="while it was starting"):
+            list(loader)
+        assert len(loader.incidents) == machine.FAILED_STARTS
+
+
+def test_who_is_killed_in_every_start_is_not_told_to_look_for_a_broken_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setenv(VARIABLE, "before-ready:SIGKILL@worker=0,generation=any")
+    with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=100) as loader:
+        with pytest.raises(holdfast.WorkerStartError) as caught:
+            list(loader)
+        assert len(loader.incidents) == machine.KILLED_STARTS
+    assert "max_restarts=None goes on for as long as it takes" in str(caught.value)
+    assert "fresh Python" not in str(caught.value)

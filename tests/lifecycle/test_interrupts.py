@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, Dataset
 
 from holdfast import DataLoader
 from holdfast.errors import LoaderClosed
@@ -378,8 +378,9 @@ class Tick(Exception):
 
 
 def ring(number: int, frame: FrameType | None) -> None:
-    """Raise, but only inside next(): once it returns, what it returned is out of our hands."""
-    while frame is not None:
+    """Raise, but only inside next(): once it returns, what it returned is out of our hands. Nor where
+    the garbage collector calls something: what is raised there Python drops."""
+    while frame is not None and frame.f_globals["__name__"] not in ("weakref", "_weakrefset"):
         if frame.f_globals["__name__"] in ("holdfast.engine.pool", "holdfast.memory.codec"):
             raise Tick
         frame = frame.f_back
@@ -427,6 +428,7 @@ def struck_epoch(dice: random.Random, **options: Any) -> tuple[list[int], bool]:
     ("handler", "options"),
     [
         ("function", {}),
+        ("function", {"on_bad_sample": "skip"}),
         ("function", {"sampler": Hesitant()}),
         ("function", {"sampler": Hesitant(), "on_bad_sample": "replace"}),
         ("partial", {}),
@@ -444,6 +446,58 @@ def test_a_handler_that_raises_inside_next_never_loses_a_batch_without_a_word(
             seen, whole = struck_epoch(dice, **options)
             assert seen == list(range(len(seen))), seed
             assert not whole or len(seen) == 240, seed
+            # Nothing but a sampler of the user's own is left half done by it.
+            assert whole or "sampler" in options, seed
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Stuck:
+    """A sampler that waits for something that never comes."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(10)
+        time.sleep(3600)
+        raise AssertionError("nobody has interrupted it")
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_alarm_ends_the_waiting_of_a_sampler_of_the_users_own(wrapped: bool) -> None:
+    """Handlers wait for us to finish, and not for what we call."""
+    how: dict[str, Any] = {"sampler": Stuck()}
+    if wrapped:
+        how = {"batch_sampler": BatchSampler(Stuck(), 1, False)}  # type: ignore[arg-type]
+    batches = iter(DataLoader(Numbers(40), num_workers=1, prefetch_factor=2, **how))
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        seen = [next(batches).item()]
+        signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+        with pytest.raises(Tick):
+            seen.extend(batch.item() for batch in batches)
+        assert signal.getsignal(signal.SIGALRM) is ring
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen == list(range(len(seen)))
+    with pytest.raises(LoaderClosed):
+        list(batches)
+
+
+def test_handlers_of_the_user_run_while_next_waits() -> None:
+    """A timeout by alarm is one: it strikes at once, and the batch is still to be had."""
+
+    class Late(Numbers):
+        def __getitem__(self, index: int) -> int:
+            time.sleep(1.0)
+            return index
+
+    batches = iter(DataLoader(Late(2), num_workers=1))
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Tick):
+            next(batches)
+        assert [batch.item() for batch in batches] == [0, 1]
     finally:
         signal.signal(signal.SIGALRM, before)
 

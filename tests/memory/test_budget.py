@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.autopsy import logbook
+from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import Roots
 from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import gauge
@@ -272,6 +274,32 @@ def test_the_share_is_narrowed_under_pressure_and_widened_after_it(tmp_path: Pat
     for second in range(12, 80):
         warden.look(float(second), {})
     assert (share.cap, share.alone) == (None, False)
+
+
+def test_the_logbook_tells_of_pressure_its_end_and_of_coming_back_smaller(tmp_path: Path) -> None:
+    roots = system(tmp_path / "system")
+    place = roots.cgroup / "job" / "step"
+    confine(place, GIB, GIB // 2)
+    book = Logbook(tmp_path / "book")
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 2, roots, logbook=book)
+    of_size(roots, 70, 90 * MIB)
+    confine(place, GIB, GIB - 64 * MIB)
+    assert mind.look(10.0, {0: 70}) == 0
+    mind.retired(0)
+    mind.died_of_memory(11.0)
+    confine(place, GIB, GIB // 2)
+    for second in range(12, 80):
+        mind.look(float(second), {})
+    mind.retired(1)
+    book.flush()
+    told = [(one["event"], one["text"]) for one in logbook.read(tmp_path / "book").events]
+    assert [event for event, _ in told] == ["pressure", "recycled", "smaller", "calm", "recycled"]
+    texts = [text for _, text in told]
+    assert texts[0].startswith("memory is 94 % full: no more than a sixteenth of what is free")
+    assert texts[1] == (
+        "worker 0 had 90 MiB of memory of its own while memory was 94 % full; replaced, nothing lost"
+    )
+    assert "one batch at a time for 30 s" in texts[2]
 
 
 def of_size(roots: Roots, pid: int, nbytes: int) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.memory.growth import Kind, Point, classify, in_a_line
+from holdfast.engine.warden import Warden
+from holdfast.memory.budget import Budget, Share
+from holdfast.memory.growth import Kind, Point, Said, classify, in_a_line
 
 MIB = 1 << 20
 
@@ -81,3 +83,21 @@ def test_what_levels_off_is_not_worth_a_word_unless_the_end_is_near() -> None:
     assert found is not None
     assert in_a_line(found, 0, workers=1, free=100_000 * MIB, bounded=True) is None
     assert in_a_line(found, 0, workers=1, free=10 * MIB, bounded=True) is not None
+
+
+def test_over_all_epochs_of_a_loader_it_is_said_once_unless_it_becomes_much_worse(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = Said()
+
+    def epoch(speed: float, kind: Kind = "python-leak") -> int:
+        caplog.clear()
+        mind = Warden(Share(Budget(None)), None, 2, said=said)
+        mind.reading = dataclasses.replace(mind.reading, free=10_000 * MIB)
+        for point in CURVES[kind]:
+            mind.measured(0, dataclasses.replace(point, at=point.at / speed))
+        return len(caplog.records)
+
+    assert [epoch(1.0), epoch(1.0), epoch(3.0)] == [1, 0, 0]
+    assert [epoch(4.5), epoch(4.5)] == [1, 0]
+    assert epoch(1.0, "copy-on-write") == 1  # another kind is other news

@@ -282,6 +282,26 @@ def test_one_worker_at_a_time_is_traced_and_only_while_that_may_help(
     assert replaced(0) == replaced(1) == 0, "three have been tried"
 
 
+def test_growth_is_said_once_and_not_in_every_epoch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))  # nobody is traced
+    monkeypatch.setattr("holdfast.memory.growth.WORSE", 1e9)  # however busy the machine is
+    _, loader = stream(
+        holdfast.DataLoader, Leaks(), epochs=3, worker_memory_limit="60MiB", logbook=tmp_path
+    )
+    recycled = loader.stats()["recycled"]
+    assert recycled >= 3
+    said = [one for one in caplog.messages if " per batch, " in one]
+    assert len(said) == 1, said
+    shown = CliRunner().invoke(incidents, [str(tmp_path)])  # no incident, and not nothing either
+    assert shown.exit_code == 0
+    assert "Nothing went wrong" not in shown.output
+    assert "more than its limit of 60 MiB; replaced, nothing lost" in shown.output
+    assert f"replaced because they had grown: {recycled} times" in shown.output
+    assert said[0] in shown.output
+
+
 class Heavy(Dataset[Any]):
     """100 MB before the first batch: a fresh process has as much."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -32,6 +32,10 @@ Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 
 Place = Literal["", "docker", "kubernetes", "slurm"]
+Given = Literal[
+    "", "torch's loader", "holdfast", "holdfast with logbook=", "holdfast without logbook="
+]
+"""What a remedy presumes beside the machine: whose loader it was; where its stack was kept."""
 
 _TOKEN = re.compile(
     r"\\(?P<escaped>\W)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<quantity>[?*+]|\{[\d,]+\})|[()|.^$]|(?P<char>.)"
@@ -103,6 +107,13 @@ class Remedy:
     text: str
     command: str = ""
     place: Place = ""  # only of use there
+    given: Given = ""  # only of use with that
+
+    @property
+    def where(self) -> str:
+        """Where it is of use, in front of its text; "" for everywhere."""
+        known = ", ".join(filter(None, (self.place, self.given)))
+        return f"[{known}] " if known else ""
 
     def filled(self, facts: Mapping[str, str]) -> Remedy:
         """With these values. What is so "now" is left out where nobody knows it."""
@@ -112,14 +123,14 @@ class Remedy:
             return "" if any(facts[name] == PLACEHOLDERS[name] for name in names) else aside[0]
 
         text = re.sub(r" \(now [^()]*\)", known, self.text)
-        return Remedy(text.format_map(facts), self.command.format_map(facts), self.place)
+        return replace(self, text=text.format_map(facts), command=self.command.format_map(facts))
 
     def __str__(self) -> str:
         return f"{self.text}: {self.command}" if self.command else self.text
 
 
-def todo(text: str, command: str = "", place: Place = "") -> Remedy:
-    return Remedy(text, command, place)
+def todo(text: str, command: str = "", place: Place = "", *, given: Given = "") -> Remedy:
+    return Remedy(text, command, place, given)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,12 @@ the pool goes on.
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -26,11 +30,17 @@ from typing import Any
 
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import Size
-from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, signal_name
+from holdfast.autopsy.evidence import (
+    Evidence,
+    Kills,
+    MemorySample,
+    Neighbour,
+    signal_name,
+)
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, kernel_log, process
-from holdfast.autopsy.verdict import Verdict, judge
+from holdfast.autopsy.verdict import Run, Verdict, judge
 
 __all__ = ["Body", "Coroner", "Examination"]
 
@@ -41,6 +51,7 @@ _GLANCE = 0.05  # seconds over which CPU time is compared
 _FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
 _NO_SIGNALS: Mapping[int, float] = MappingProxyType({})
+_FRAMES, _NEIGHBOURS = 20, 20  # of threads beside the one that forks
 _PATIENCE = 120.0  # seconds a batch system may take from SIGTERM to SIGKILL
 
 
@@ -72,6 +83,7 @@ class _Patient:
     threads: int | None = None
     activity: process.Activity | None = None  # before we killed it
     busy: bool | None = None
+    alone: bool | None = None
     sent: bool = False  # the user had it killed, through us
     cpu: float | None = None  # seconds, when it was reaped
     cpu_limit: float | None = None
@@ -103,11 +115,17 @@ class Coroner:
 
     def __post_init__(self) -> None:
         self._machine: Machine | None = None
+        self._threads: int | None = None
+        self._neighbours: tuple[Neighbour, ...] = ()
+
+    def before_fork(self) -> None:
+        """Workers are about to be copied from this process: note what will not be in the copy."""
+        self._threads = process.threads("self", self.roots)
+        self._neighbours = _other_threads()
 
     def begin(self) -> None:
         """Note how things stand before anything has happened."""
         self._began = time.monotonic()
-        self._threads = process.threads("self", self.roots)
         self._own_groups = cgroup.groups("self", "memory", self.roots)
         refused = cgroup.confinement("self", self.roots).pids_refused
         self._refused = refused or 0
@@ -174,6 +192,8 @@ class Coroner:
         patient.activity = process.activity(patient.pid, self.roots)
         if before is not None and patient.activity is not None:
             patient.busy = patient.activity.ticks > before.ticks
+        threads = process.threads(patient.pid, self.roots)
+        patient.alone = None if threads is None else threads == 1
 
     def reaped(
         self,
@@ -226,7 +246,8 @@ class Coroner:
             stack=stack,
             thread_notes=notes,
             start_method=self.start_method,
-            threads_at_fork=self._threads if self.start_method == "fork" else None,
+            threads_at_fork=self._threads,
+            neighbours=self._neighbours if stalled else (),
             **known,
         )
         if patient is not None:
@@ -234,6 +255,7 @@ class Coroner:
                 evidence,
                 activity=patient.activity,
                 busy=patient.busy,
+                alone=patient.alone,
                 cpu_seconds=patient.cpu,
                 cpu_limit=patient.cpu_limit,
                 handlers=patient.handlers,
@@ -256,7 +278,7 @@ class Coroner:
         evidence = body.evidence
         if evidence.signal in _FROM_KERNEL and not evidence.sent_by_us:
             evidence = self._ask_kernel(evidence, body.patient)
-        verdict = judge(evidence, self._here(), self.workers)
+        verdict = judge(evidence, self._here(), self._run())
         if verdict.cause == "oom-killed":
             self._explained.append(time.monotonic())
         return Examination(verdict, evidence)
@@ -371,7 +393,29 @@ class Coroner:
             None if machine is None else machine.swap_free,
         )
 
+    def _run(self) -> Run:
+        book = None if self.logbook is None else self.logbook.given
+        return Run(self.workers, os.getpid(), book)
+
     def _here(self) -> Machine:
         if self._machine is None:
             self._machine = Machine.look(self.roots)
         return self._machine
+
+
+def _other_threads() -> tuple[Neighbour, ...]:
+    """The threads of Python's that run beside this one, but for our own, and where they are."""
+    frames = sys._current_frames()
+    here = threading.get_ident()
+    found = []
+    for thread in threading.enumerate():
+        if thread.ident in (None, here) or thread.name.startswith("holdfast-"):
+            continue
+        frame = frames.get(thread.ident or 0)
+        stack = [] if frame is None else list(traceback.walk_stack(frame))[:_FRAMES]
+        lines = tuple(
+            f'File "{one.f_code.co_filename}", line {line} in {one.f_code.co_name}'
+            for one, line in stack
+        )
+        found.append(Neighbour(thread.name, lines))
+    return tuple(found[:_NEIGHBOURS])

@@ -14,7 +14,7 @@ from holdfast.autopsy.clues import Finding
 from holdfast.autopsy.readers.filesystem import Fill
 from holdfast.autopsy.readers.process import Activity
 
-__all__ = ["Evidence", "Kills", "MemorySample", "signal_name"]
+__all__ = ["Evidence", "Kills", "MemorySample", "Neighbour", "signal_name"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,15 @@ class MemorySample:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """A thread of the trainer that was running when the workers were forked, and is not in them."""
+
+    name: str
+    frames: tuple[str, ...] = ()
+    """As `faulthandler` writes them, innermost first."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What is known; nothing here is concluded yet."""
 
@@ -65,8 +74,10 @@ class Evidence:
     ready: bool | None = None
     start_method: str | None = None
     threads_at_fork: int | None = None
+    neighbours: tuple[Neighbour, ...] = ()
     activity: Activity | None = None  # just before we killed it
     busy: bool | None = None  # whether its CPU time went up meanwhile
+    alone: bool | None = None  # whether it had but one thread then
     # What it left.
     stack: str = ""
     stderr: str | None = None  # the end of what it wrote there; None: nobody listened

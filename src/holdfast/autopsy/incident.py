@@ -37,12 +37,14 @@ class Incident:
     position: int | None
     """The place of that sample in its batch."""
     step: str
-    """What it was doing: boot, start-up, fetch, collate, send, replay, idle, stop."""
+    """What it was doing: boot, start-up, fetch, transform (a part of fetch, if its stack shows it),
+    collate, send, replay, idle, stop."""
     stack: str
     """Its Python stack, if it left one."""
     action: str
-    """What was done: ``replaced, nothing lost``, ``replaced; the sample is given up``, ``the sample
-    is given up``, ``none needed``, ``gave up``."""
+    """What was done: ``replaced, nothing lost``, ``started again after a pause, nothing lost``,
+    ``replaced; the sample is given up``, ``the sample is given up``, ``none needed``,
+    ``gave up``."""
     time: float
     """When it was noticed, in seconds since the epoch."""
 
@@ -88,7 +90,9 @@ class Incident:
     def what(self) -> str:
         """The death itself, in words."""
         if self.kind == "unkillable":
-            return "made no progress and cannot even be killed; the run goes on without it"
+            known = self.confidence != "low" and self.cause in CATALOGUE
+            why = f" (it {CATALOGUE[self.cause].title})" if known else ""
+            return f"made no progress{why} and cannot even be killed; the run goes on without it"
         words = describe_end(self.signal, self.exitcode)
         if self.kind == "stalled":
             words = "made no progress and was killed"
@@ -108,16 +112,18 @@ class Incident:
 
     def where(self) -> str:
         """What it was doing then, in words."""
-        if self.step == "fetch" and self.position is not None:
+        doing = "transforming" if self.step == "transform" else "loading"
+        if self.step in ("fetch", "transform") and self.position is not None:
             name = f"sample {self.sample!r}" if self.sample is not None else "a sample"
             where = f"position {self.position} of batch {self.batch}"
             if self.sample_name is not None:
                 where = f"{self.sample_name}; {where}"
-            return f" while loading {name} ({where})"
+            return f" while {doing} {name} ({where})"
         words = {
             "boot": " while it was starting",
             "start-up": " while it was starting",
             "fetch": f" while loading batch {self.batch}",
+            "transform": f" while transforming a sample of batch {self.batch}",
             "collate": f" while collating batch {self.batch}",
             "send": f" while sending batch {self.batch}",
             "replay": " while catching up with its predecessor",

@@ -35,7 +35,7 @@ __all__ = ["KINDS", "Logbook", "Story", "rank_of", "read"]
 
 log = logging.getLogger("holdfast")
 
-KINDS = ("incidents", "bad_samples", "memory")
+KINDS = ("incidents", "bad_samples", "memory", "events")
 LIMIT = 8 << 20  # bytes of one file before it is put aside
 _LONGEST = 256 << 10  # bytes of one record
 PATIENCE = 1.0  # seconds to wait for others who write
@@ -64,7 +64,8 @@ class Logbook:
         self.folder = top / f"rank-{self.rank}" if self.rank else top
         self.limit = limit
         self.failed = False  # a record could not be written, which was said
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=100)  # some minutes of a dead disk
+        # Some minutes of a dead disk.
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=100)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, options: Mapping[str, Any]) -> None:
@@ -92,7 +93,12 @@ class Logbook:
 
     def memory(self, record: Mapping[str, Any]) -> None:
         """To be written by the next `flush`: who measures must not be kept waiting by a disk."""
-        self._waiting.append({"time": time.time(), **record})
+        self._waiting.append(("memory", {"time": time.time(), **record}))
+
+    def event(self, event: str, text: str, **figures: Any) -> None:
+        """Something that happened and is no incident. Written by the next `flush` too."""
+        record = {"time": time.time(), "event": event, "text": text, **figures}
+        self._waiting.append(("events", record))
 
     @property
     def pending(self) -> bool:
@@ -103,10 +109,10 @@ class Logbook:
         """Write what waits to be written."""
         while self._waiting:
             try:
-                record = self._waiting.popleft()
+                kind, record = self._waiting.popleft()
             except IndexError:  # another thread was quicker
                 return
-            self._append("memory", record)
+            self._append(kind, record)
 
     def _append(self, kind: str, record: Mapping[str, Any]) -> None:
         whole = {"time": time.time(), "rank": self.rank, "trainer": os.getpid()}
@@ -209,6 +215,9 @@ class Story:
     incidents: list[dict[str, Any]] = field(default_factory=list)
     bad_samples: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """What happened and is no incident: workers replaced because of their size, memory that ran
+    short, starts that had to be tried again."""
     damaged: int = 0  # lines that are no JSON, or not such records
 
     @property
@@ -218,7 +227,7 @@ class Story:
 
     @property
     def empty(self) -> bool:
-        return not (self.runs or self.incidents or self.bad_samples or self.memory)
+        return not (self.runs or self.incidents or self.bad_samples or self.memory or self.events)
 
 
 def read(folder: str | os.PathLike[str]) -> Story:
@@ -272,6 +281,7 @@ _SHAPES: dict[str, _Shape] = {
         "leak": (dict, _ABSENT),
         "text": (str, _ABSENT),
     },
+    "events": {**_ALWAYS, "event": (str,), "text": (str,)},
 }
 """Of which type the fields of a record are: what does not fit was not written by us."""
 

@@ -16,6 +16,7 @@ PLACEHOLDERS: dict[str, str] = {
     "cgroup_path": "/sys/fs/cgroup/YOUR_GROUP",
     "cpus": "CPUS",
     "fewer_workers": "FEWER",
+    "logbook": "LOGBOOK",
     "max_map_count": "65530",
     "memory_available": "what `free -h` shows",
     "memory_limit": "what your limit is",
@@ -35,6 +36,7 @@ PLACEHOLDERS: dict[str, str] = {
     "shm_total": "what `df` shows",
     "shm_wanted": "8",
     "swap_total": "what `free -h` shows",
+    "trainer": "TRAINERS_PID",
 }
 """Every name a remedy may use, as the docs show it."""
 

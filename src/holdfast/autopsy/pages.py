@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from holdfast.autopsy.catalogue import CATALOGUE, GROUPS
-from holdfast.autopsy.cause import Cause
+from holdfast.autopsy.cause import Cause, Given
 from holdfast.autopsy.machine import PLACEHOLDERS
 
 __all__ = ["differences", "pages", "write"]
@@ -52,6 +52,15 @@ def differences(folder: Path) -> list[str]:
     )
 
 
+_GIVEN: dict[Given, str] = {
+    "": "",
+    "torch's loader": "With torch's loader",
+    "holdfast": "With holdfast",
+    "holdfast with logbook=": "With holdfast and a logbook",
+    "holdfast without logbook=": "With holdfast and no logbook",
+}
+
+
 def _page(cause: Cause) -> str:
     parts = [_NOTE, f"# `{cause.slug}`: a worker {cause.title}\n", f"{cause.meaning}\n"]
     parts += ["## How it is recognised\n", f"{cause.evidence}\n"]
@@ -63,7 +72,8 @@ def _page(cause: Cause) -> str:
     parts.append("Cheapest first; `holdfast explain " + cause.slug + "` fills in your machine.\n")
     for number, template in enumerate(cause.remedies, 1):
         remedy = replace(template, text=_FIGURES.sub("", template.text)).filled(PLACEHOLDERS)
-        place = f"**{remedy.place.capitalize()}:** " if remedy.place else ""
+        labels = [one for one in (remedy.place.capitalize(), _GIVEN[remedy.given]) if one]
+        place = f"**{', '.join(labels)}:** " if labels else ""
         parts.append(f"{number}. {place}{remedy.text}.")
         if remedy.command:
             parts.append("")

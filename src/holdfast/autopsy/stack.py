@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.authors import OURS
+from holdfast.authors import OURS, of_file
 
-__all__ = ["innermost", "tidy"]
+__all__ = ["file_of", "frames", "innermost", "tidy", "users"]
 
 
 def tidy(dump: str, ours: str = OURS) -> str:
@@ -33,6 +33,21 @@ def innermost(dump: str) -> str:
 
     A dump begins with the youngest thread, which as a rule is not the one that matters.
     """
+    return next(iter(frames(dump)), "")
+
+
+def users(dump: str) -> str:
+    """The innermost frame of that thread that the user wrote, or ""."""
+    return next((one for one in frames(dump) if of_file(file_of(one)) == "user"), "")
+
+
+def file_of(frame: str) -> str:
+    """The file that a line such as ``File "x.py", line 3 in f`` names."""
+    return frame.split('"')[1]
+
+
+def frames(dump: str) -> list[str]:
+    """Those of the thread the signal struck, innermost first."""
     _, marked, current = dump.partition("Current thread ")
     own = current.partition("\nThread ")[0] if marked else dump
-    return next((line.strip() for line in own.splitlines() if line.startswith("  File ")), "")
+    return [line.strip() for line in own.splitlines() if line.startswith('  File "')]

@@ -13,22 +13,23 @@ import errno
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.authors import of_file
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.clues import Finding, find
-from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.evidence import Evidence, Neighbour
 from holdfast.autopsy.machine import Machine, in_words
-from holdfast.autopsy.stack import innermost
+from holdfast.autopsy.stack import file_of, frames, innermost, users
 
-__all__ = ["Verdict", "judge", "remedies_for"]
+__all__ = ["Run", "Verdict", "judge", "remedies_for"]
 
 _AT_ONCE = 5.0  # seconds within which a death may be the work of a signal to all
 _SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
 _STORAGE = re.compile(
-    r"nfs|rpc_|fuse|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
+    r"nfs|rpc_|fuse|request_wait_answer|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
     r"blk_|jbd2|xfs_|ext4_|btrfs|submit_bio|wait_on_buffer|netfs"
 )
 _FROZEN = re.compile(r"refrigerator|freezer|do_freezer_trap")
@@ -60,35 +61,49 @@ class Verdict:
         return CATALOGUE[self.cause].title
 
 
-def judge(
-    evidence: Evidence, machine: Machine | None = None, workers: int | None = None
-) -> Verdict:
+@dataclass(frozen=True)
+class Run:
+    """The run it happened in, when that was one of holdfast's own."""
+
+    workers: int
+    trainer: int  # its pid
+    logbook: str | None = None  # as the user gave it
+
+
+def judge(evidence: Evidence, machine: Machine | None = None, run: Run | None = None) -> Verdict:
     """The verdict on one death, stall or failed start."""
     draft = next(found for rule in _RULES if (found := rule(evidence)) is not None)
     because = draft.because + tuple(_asides(evidence, draft))
     facts: dict[str, object] = {"pid": evidence.pid, "sample": _shown(evidence.sample)}
-    return Verdict(
-        draft.cause,
-        draft.confidence,
-        evidence.sample,
-        because,
-        remedies_for(draft.cause, machine, workers=workers, **facts),
-        draft.perhaps,
-    )
+    remedies = remedies_for(draft.cause, machine, run, stack=bool(evidence.stack), **facts)
+    return Verdict(draft.cause, draft.confidence, evidence.sample, because, remedies, draft.perhaps)
 
 
 def remedies_for(
-    slug: str, machine: Machine | None, *, workers: int | None = None, **facts: object
+    slug: str,
+    machine: Machine | None,
+    run: Run | None = None,
+    *,
+    stack: bool = True,
+    **facts: object,
 ) -> tuple[Remedy, ...]:
-    """A cause's remedies with this machine's figures, without those for other places."""
+    """A cause's remedies with this machine's figures, without those for other places; and, if it
+    is known which run it was, without those that it has nothing for."""
     if slug == UNKNOWN:
         return ()
-    known = (machine or Machine()).facts(workers=workers, **facts)
-    return tuple(
+    if run is not None:
+        facts |= {"logbook": run.logbook, "trainer": run.trainer}
+    known = (machine or Machine()).facts(workers=None if run is None else run.workers, **facts)
+    found = [
         remedy.filled(known)
         for remedy in CATALOGUE[slug].remedies
         if machine is None or remedy.place in ("", machine.place)
-    )
+    ]
+    if run is None:
+        return tuple(found)
+    kept = "holdfast with logbook=" if run.logbook is not None else "holdfast without logbook="
+    fitting = {"", "holdfast", kept} if stack else {"", "holdfast"}
+    return tuple(replace(one, given="") for one in found if one.given in fitting)
 
 
 def _verdict(
@@ -125,6 +140,7 @@ def _stall(e: Evidence) -> Verdict | None:
             "silent-stall",
             "low" if not e.stack else "medium",
             said,
+            *_where(e.stack),
             perhaps=("stopped", "storage-stall", "endless-loop"),
         )
     where = f", asleep in {seen.wchan}" if seen.wchan else ""
@@ -143,22 +159,34 @@ def _stall(e: Evidence) -> Verdict | None:
             perhaps=() if storage else ("stopped",),
         )
     if seen.wchan and _STORAGE.search(seen.wchan):
-        return _verdict("storage-stall", "medium", said, perhaps=("silent-stall",))
+        return _verdict(
+            "storage-stall",
+            "high" if e.survived_sigkill else "medium",
+            said,
+            "that function waits for a file system to answer",
+            *_where(e.stack),
+            perhaps=() if e.survived_sigkill else ("silent-stall",),
+        )
     if e.busy or (seen.state == "R" and e.busy is not False):
         return _verdict(
             "endless-loop",
             "medium" if seen.state == "R" or e.busy else "low",
             said,
             "it used CPU time all the while",
+            *_where(e.stack),
             perhaps=("silent-stall",),
         )
     if seen.state == "R":
         return _verdict(
-            "endless-loop", "low", said, "but used little CPU time", perhaps=("silent-stall",)
+            "endless-loop",
+            "low",
+            said,
+            "but used little CPU time",
+            *_where(e.stack),
+            perhaps=("silent-stall",),
         )
     said_too = "it used no CPU time" if e.busy is False else ""
-    top = innermost(e.stack)
-    reasons = tuple(filter(None, (said, said_too, f"its stack ends in {top}" if top else "")))
+    reasons = tuple(filter(None, (said, said_too, *_where(e.stack))))
     if seen.wchan and _LOCK.search(seen.wchan):
         return _lock(e, reasons)
     return _verdict(
@@ -186,6 +214,15 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
             "library that keeps locks of its own",
             perhaps=("silent-stall", "openmp-after-use"),
         )
+    if e.alone is not False and (lost := _lost_holder(e)) is not None:
+        return _verdict(
+            "fork-lock-deadlock",
+            "medium",
+            *reasons,
+            f"when it was forked, the trainer's thread {lost[0].name!r} was in the same file: "
+            f"{lost[1]}; if it held that lock, nobody can release it here",
+            perhaps=("silent-stall",),
+        )
     perhaps = ("fork-lock-deadlock",) if forked else ()
     return _verdict(
         "silent-stall",
@@ -194,6 +231,17 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
         "that is a lock somebody else holds, or a queue or an event that nobody serves",
         perhaps=perhaps,
     )
+
+
+def _lost_holder(e: Evidence) -> tuple[Neighbour, str] | None:
+    """A thread that was not copied, in a file that the worker now waits in; and where in it."""
+    mine = {file_of(one) for one in frames(e.stack)}
+    for thread in e.neighbours:
+        for frame in thread.frames:
+            file = file_of(frame)
+            if file in mine and of_file(file) in ("user", "library"):
+                return thread, frame
+    return None
 
 
 def _start(e: Evidence) -> Verdict | None:
@@ -407,9 +455,7 @@ def _crash(e: Evidence) -> Verdict | None:
                 "it left no stack: something had replaced the handler that writes it",
                 perhaps=("stack-overflow",),
             )
-    if top := innermost(e.stack):
-        said.append(f"its stack ends in {top}")
-    return _verdict(slug, "high", *said)
+    return _verdict(slug, "high", *said, *_where(e.stack))
 
 
 _RECURSION = 20
@@ -570,6 +616,14 @@ def _memory(e: Evidence) -> list[str]:
     if last is not None and last.available is not None:
         said.append(f"the machine had {in_words(last.available)} available")
     return said
+
+
+def _where(stack: str) -> list[str]:
+    """Where it was, and how it got there from the user's own code."""
+    top, own = innermost(stack), users(stack)
+    if not top:
+        return []
+    return [f"its stack ends in {top}" + (f", called from {own}" if own not in ("", top) else "")]
 
 
 def _to_all(e: Evidence) -> str:

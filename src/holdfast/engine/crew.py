@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_status
+from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.machine import in_words
 from holdfast.engine import machine as m
 from holdfast.engine import registry
 from holdfast.engine.answers import Failed, Refused, Reported
@@ -75,6 +77,7 @@ class Crew:
         warden: Warden,
         obituaries: Obituaries,
         stats: Stats,
+        logbook: Logbook | None = None,
     ) -> None:
         self.machine = machine
         self.epoch = epoch
@@ -87,6 +90,8 @@ class Crew:
         self._obituaries = obituaries
         self._stats = stats
         self._next_tidying = 0.0
+        self._logbook = logbook
+        self._held_back = False  # batches had to wait for memory, and that was noted
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
 
     # -- what the watch has to know -------------------------------------------------------
@@ -162,6 +167,7 @@ class Crew:
         event: m.Event
         if kind == READY:
             event = m.WorkerReady(worker, generation)
+            self._note_late_start(worker)
         elif kind == REFUSED:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
             return
@@ -208,6 +214,13 @@ class Crew:
                 event = m.Resumed(worker, generation)
         self.carry_out(machine.handle(event))
 
+    def _note_late_start(self, worker: int) -> None:
+        tries = self.machine.tries(worker)
+        if tries and self._logbook is not None:
+            times = "once" if tries == 1 else f"{tries} times"
+            text = f"worker {worker} has started, after there had been no room for it {times}"
+            self._logbook.event("started-late", text, worker=worker, tries=tries)
+
     # -- deaths ---------------------------------------------------------------------------
 
     def _hear_nursery(self) -> None:
@@ -245,8 +258,16 @@ class Crew:
             )
             self._died(report.worker, report.status)
 
-    def _died(self, worker: int, status: int | None, errno: int | None = None) -> None:
-        """A worker is dead: hear its last words, then let the machine decide."""
+    def _died(
+        self,
+        worker: int,
+        status: int | None,
+        errno: int | None = None,
+        *,
+        outside: bool = False,
+    ) -> None:
+        """A worker is dead: hear its last words, then let the machine decide. `outside` if it went
+        with a nursery that was killed."""
         place, machine = self._places[worker], self.machine
         if not machine.alive(worker):
             return
@@ -262,7 +283,8 @@ class Crew:
             cause = "stalled"
         elif errno is not None:
             cause = "start-failed"
-        self._bury(worker, Ending(cause, name, exitcode, errno=errno))
+        outside = cause == "killed" and (outside or name is not None)
+        self._bury(worker, Ending(cause, name, exitcode, errno=errno, outside=outside))
 
     def _succeed(self, worker: int) -> None:
         """A worker has gone because of its size: that is no incident."""
@@ -284,7 +306,8 @@ class Crew:
         if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
             self.carry_out(actions)
             return  # it has been said that it is tried again
-        replaced = starts(actions, worker)
+        later = machine.put_off(worker) and not obituary.death.shortage
+        replaced = starts(actions, worker) or later
         if obituary.gives_up_sample:
             place.dataset_state = None  # the state before that sample is none to go on from
         self._stats.restarts += replaced
@@ -295,11 +318,12 @@ class Crew:
 
     def _nursery_lost(self) -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
-        self._holdings.drop_nursery()
+        status = self._holdings.drop_nursery()
+        outside = status is not None and describe_status(status)[0] == "killed"
         for worker in range(self.machine.workers):
             if self.machine.alive(worker):
                 self._spoil_arena(worker)  # its old worker may take a moment to die
-                self._died(worker, None)
+                self._died(worker, None, outside=outside)
 
     def _abandon(self, worker: int) -> None:
         """A worker that does not even die: never use its memory again."""
@@ -342,6 +366,7 @@ class Crew:
                 self.carry_out(machine.handle(event))
 
     def _mind_the_memory(self, now: float) -> None:
+        self._note_held_back()
         for at in self._obituaries.deaths_of_memory():
             self._warden.died_of_memory(at)
         fattest = self._warden.look(now, self._coroner.pids)
@@ -374,6 +399,23 @@ class Crew:
         self._holdings.post(channel, order(kind, 0, None, window.take_released()))
         self._holdings.boxes.ring(worker)
         return True
+
+    def _note_held_back(self) -> None:
+        share = self.machine.share
+        limit, largest = share.budget.limit, share.largest
+        if self._held_back or limit is None or largest is None or not self.machine.held_back:
+            return
+        if share.alone or share.cap is not None:
+            return  # that is for another reason, which is told
+        self._held_back = True
+        if self._logbook is not None:
+            self._logbook.event(
+                "held-back",
+                f"batches have up to {in_words(largest)}: fewer are made ahead than "
+                f"prefetch_factor asks for, so that no more than {in_words(limit)} are in flight",
+                largest=largest,
+                limit=limit,
+            )
 
     # -- actions --------------------------------------------------------------------------
 

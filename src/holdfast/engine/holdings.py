@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import select
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.autopsy.blackbox import BlackBoxes
@@ -54,14 +55,21 @@ class Holdings:
     """Those of one pool."""
 
     def __init__(
-        self, blueprint: Blueprint, payload: Payload | None, workers: int, wake: int
+        self,
+        blueprint: Blueprint,
+        payload: Payload | None,
+        workers: int,
+        wake: int,
+        before_fork: Callable[[], None],
     ) -> None:
+        """`before_fork` is called before a nursery is forked from this process."""
         self.places: list[Place] = []
         self.kept = Kept()  # by the consumer, of all arenas there ever were
         self.channels: dict[int, int] = {}  # descriptor -> worker
         self.poll = select.poll()
         self._blueprint = blueprint
         self._payload = payload
+        self._before_fork = before_fork
         self._nursery: Nursery | None = None
         with contextlib.ExitStack() as undo:
             self.lifeline = Lifeline()
@@ -88,18 +96,21 @@ class Holdings:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
             threads.find()
+            self._before_fork()
             nursery = Nursery.fork(self._nurse, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
         self.poll.register(nursery.pidfd, select.POLLIN)
         self._nursery = nursery
 
-    def drop_nursery(self) -> None:
-        """And with it all workers, which die with it. The next start makes another."""
+    def drop_nursery(self) -> int | None:
+        """And with it all workers, which die with it. The next start makes another. Its status, as
+        waitpid gives it, if that can be known."""
         self.poll.unregister(self.nursery.control)
         self.poll.unregister(self.nursery.pidfd)
         self.nursery.kill()
         self.nursery.wait(1.0)
         self.nursery.close()
+        return self.nursery.status
 
     def _nurse(self, nurse: Nurse) -> None:
         """In the forked nursery."""

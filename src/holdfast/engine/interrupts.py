@@ -2,12 +2,17 @@
 
 Python runs a signal's handler between any two instructions of the main thread, and Ctrl-C raises
 there. Half-way through starting or ending a pool that would leave processes nobody knows of; inside
-a fork it is even swallowed. Blocking signals in one thread does not help when there are others to
-take them, so the handlers themselves are put aside for the moment.
+a fork it is even swallowed; half-way through a batch it would leave books that nobody can go on
+from. Blocking signals in one thread does not help when there are others to take them, so the
+handlers themselves are put aside for the moment.
+
+That takes some microseconds. Where it would be for every batch (`put_aside`) it is only done if the
+user has a handler of his own: Ctrl-C, as Python handles it, ends the iterator anyway.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # without enumerations it takes a tenth
 import contextlib
 import functools
 import inspect
@@ -18,61 +23,94 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-__all__ = ["deferred", "restore", "struck"]
+__all__ = ["bring_back", "deferred", "put_aside", "restore", "struck"]
 
-_put_aside: dict[int, Any] = {}
-_NUMBERS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGALRM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+_handlers: dict[int, Any] = {}  # those that are put aside
+_caught: list[int] = []  # since then
+_NUMBERS = tuple(
+    int(number)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGALRM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
 )
+_main = threading.main_thread().ident
+_get_ident, _getsignal, _ctrl_c = threading.get_ident, _signal.getsignal, signal.default_int_handler
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
     """Python's signal handlers run after the block. In other threads they never run anyway."""
-    if threading.current_thread() is not threading.main_thread():
+    if not put_aside(even_ctrl_c=True):
         yield
         return
-    if _put_aside:  # a block inside a block
-        yield
-        return
-    caught: list[int] = []
     try:
-        for number in _NUMBERS:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                # In this order: if a handler that is still in place raises in between, what is
-                # brought back is what was there.
-                _put_aside[number] = handler
-                signal.signal(number, lambda number, frame: caught.append(number))
         yield
     finally:
-        with contextlib.ExitStack() as again:  # all of them, though the first one may raise
-            for which in dict.fromkeys(caught):
+        bring_back()
+
+
+def put_aside(*, even_ctrl_c: bool = False) -> bool:
+    """Python's signal handlers run when they are brought back. False if there is none but that of
+    Ctrl-C, they are put aside already, or this is not the thread they run in."""
+    if _get_ident() != _main or _handlers:
+        return False
+    if not even_ctrl_c:
+        for number in _NUMBERS:
+            handler = _getsignal(number)
+            if type(handler) is not int and handler is not _ctrl_c and handler is not None:
+                break
+        else:
+            return False
+    found = [(number, _getsignal(number)) for number in _NUMBERS]
+    found = [(number, handler) for number, handler in found if callable(handler)]
+    _caught.clear()
+    try:
+        for number, handler in found:
+            # In this order: if a handler that is still in place raises in between, what is
+            # brought back is what was there.
+            _handlers[number] = handler
+            _signal.signal(number, _note)
+    except BaseException:
+        bring_back()
+        raise
+    return bool(_handlers)
+
+
+def bring_back() -> None:
+    """And run those whose signal has come meanwhile."""
+    with contextlib.ExitStack() as again:  # all of them, though the first one may raise
+        try:
+            restore()
+        except BaseException:  # a handler that is back already raised: the others too
+            restore()
+            raise
+        finally:
+            for which in dict.fromkeys(_caught):
                 again.callback(signal.raise_signal, which)
-            try:
-                restore()
-            except BaseException:  # a handler that is back already raised: the others too
-                restore()
-                raise
 
 
 def restore() -> None:
-    """Bring the handlers back: after the block, and in a process forked inside it."""
-    for number in reversed(list(_put_aside)):  # Ctrl-C, the first in the list, comes back last
-        signal.signal(number, _put_aside[number])
-        _put_aside.pop(number, None)
+    """Bring the handlers back and no more: in a process forked meanwhile."""
+    for number in reversed(list(_handlers)):  # Ctrl-C, the first in the list, comes back last
+        _signal.signal(number, _handlers[number])
+        _handlers.pop(number, None)
+
+
+def _note(number: int, frame: object) -> None:
+    _caught.append(number)
 
 
 def struck(error: BaseException) -> bool:
     """Whether a signal handler raised this, and not the code it interrupted."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    handlers = [*_handlers.values(), *map(signal.getsignal, signal.valid_signals())]
+    codes = {_code_of(handler) for handler in handlers} - {None}
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from holdfast.authors import well_known
 from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
@@ -49,6 +50,7 @@ from holdfast.engine.story import cannot_start, gave_up, poisoned
 from holdfast.errors import TooManyBadSamples, WorkerError, WorkerStartError
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
+from holdfast.memory.growth import Said
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.record import name_of
@@ -166,6 +168,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         ledger: Ledger,
         logbook: Logbook | None,
         budget: Budget,
+        said: Said,
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -220,6 +223,8 @@ class ProcessIterator(_BaseDataLoaderIter):
                     stats=stats,
                     logbook=logbook,
                     worker_memory_limit=options.worker_memory_limit,
+                    said=said,
+                    open_draws=not _torchs_own(loader.sampler, loader.batch_sampler),
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)
@@ -345,6 +350,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         """Write down the bad samples of a batch, or close the books of the epoch; once."""
         if taken is self._settled:
             return
+        shielded = interrupts.put_aside()
         self._settled = taken
         try:
             if isinstance(taken, m.Delivery):
@@ -359,6 +365,9 @@ class ProcessIterator(_BaseDataLoaderIter):
         except TooManyBadSamples:
             self._pool.epoch.taken = None
             raise
+        finally:
+            if shielded:
+                interrupts.bring_back()
 
     def _unwrap(self, parcel: Parcel) -> Any:
         """The batch."""
@@ -396,6 +405,12 @@ def _no_end(index: Any) -> WorkerError:
         f"Caught StopIteration while loading samples {index!r}: raised by __getitem__ or "
         "the collate function of a map-style dataset, it would have ended the epoch early"
     )
+
+
+def _torchs_own(*samplers: Any) -> bool:
+    """Whether nothing of the user's runs when an index is drawn."""
+    inner = (one.sampler for one in samplers if type(one) is BatchSampler)
+    return all(well_known(type(one).__module__) for one in (*samplers, *inner))
 
 
 def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:

@@ -40,6 +40,11 @@ somebody else may give it back in a moment. It is tried again after a pause, eac
 the one before up to a limit, while the other workers go on. When that has been so for about half a
 minute, the failure tells of all the tries.
 
+A worker that ends by itself before it is ready, three times in a row, cannot start. One that is
+killed from outside (SIGKILL) while it starts says nothing about whether it could: it is started
+again, from the second time on after such pauses too. Where restarts are limited that ends as well;
+where the user wants no limit it goes on, however often somebody kills it.
+
 Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
 """
@@ -123,7 +128,8 @@ ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without
 ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
 REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
 FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
-FIRST_PAUSE: Final = 0.1  # seconds before a start that failed for lack of something is tried again
+KILLED_STARTS: Final = 9  # the same from outside, unless there is no limit to restarts
+FIRST_PAUSE: Final = 0.1  # seconds before a start that could not be, or was killed, is tried again
 LONGEST_PAUSE: Final = 5.0
 TRIES: Final = 12  # such starts in a row after which a seat is given up: 31 s in all
 
@@ -143,7 +149,8 @@ class _Seat:
     epoch: int = 0
     passed: int = 0
     replica: int = 0
-    failed_starts: int = 0
+    failed_starts: int = 0  # by itself, since it was last ready,
+    killed_starts: int = 0  # and from outside
     unborn: list[Death] = field(default_factory=list)  # since it was last ready
     start_at: float | None = None  # when its start is tried again
     condemned_at: float | None = None
@@ -302,7 +309,7 @@ class Machine:
             return []  # from a worker we have gone on without
         if isinstance(event, WorkerReady):
             seat.ready = True
-            seat.failed_starts = 0
+            seat.failed_starts = seat.killed_starts = 0
             seat.unborn.clear()
         elif isinstance(event, ReplicaEnded):
             self._replica_ended(seat, event.task)
@@ -356,6 +363,10 @@ class Machine:
     def tries(self, worker: int) -> int:
         """How often in a row its start has failed for lack of something."""
         return len(self._seats[worker].unborn)
+
+    def put_off(self, worker: int) -> bool:
+        """Whether its next start waits for its time."""
+        return self._seats[worker].start_at is not None
 
     def retiring(self, worker: int) -> bool:
         """Whether this worker has said that it goes, because of its size."""
@@ -546,12 +557,9 @@ class Machine:
         if death.shortage:
             self._put_off(seat, death)
             return []
-        if not was_ready:
-            seat.failed_starts += 1
-            # Killed from outside, it may be innocent: it gets more chances, not endless ones.
-            if seat.failed_starts >= FAILED_STARTS * (3 if death.perhaps_from_outside else 1):
-                self.failure = GaveUp("cannot-start", seat.id, (death,))
-                return []
+        if not was_ready and self._cannot_start(seat, death):
+            self.failure = GaveUp("cannot-start", seat.id, (death,))
+            return []
         trial = seat.items[0] if seat.items and isinstance(seat.items[0], Trial) else None
         if trial is not None and death.sample == (trial.task.number, trial.sample):
             return [*self._judge(seat, trial, death), *self._restart(seat)]
@@ -564,7 +572,18 @@ class Machine:
         if not self._may_restart(death):
             self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
             return []
+        if not was_ready and seat.killed_starts > 1:
+            seat.start_at = death.at + _pause(seat.killed_starts - 1)
+            return first
         return [*first, *self._restart(seat)]
+
+    def _cannot_start(self, seat: _Seat, death: Death) -> bool:
+        """One more death before it was ready: whether that is enough to give it up."""
+        if not death.perhaps_from_outside:
+            seat.failed_starts += 1
+            return seat.failed_starts >= FAILED_STARTS
+        seat.killed_starts += 1
+        return self.restarts.intensity is not None and seat.killed_starts >= KILLED_STARTS
 
     def _succeed(self, seat: _Seat) -> list[Action]:
         """One that had grown too large is gone; what it left undone is its successor's."""
@@ -583,8 +602,7 @@ class Machine:
         if tries >= TRIES:
             self.failure = GaveUp("shortage", seat.id, tuple(seat.unborn))
         else:
-            pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE)
-            seat.start_at = failed.at + pause
+            seat.start_at = failed.at + _pause(tries)
 
     def _judge(self, seat: _Seat, trial: Trial, death: Death) -> list[Action]:
         """A sample has ended its worker alone: guilty, unless that may have come from outside."""
@@ -659,6 +677,11 @@ class Machine:
             seat.id, seat.generation, seat.answered, seat.passed, seat.replica, seat.exhausted
         )
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]
+
+
+def _pause(tries: int) -> float:
+    """Seconds after so many starts in a row that came to nothing."""
+    return min(FIRST_PAUSE * (1 << min(tries - 1, 32)), LONGEST_PAUSE)
 
 
 def _agree(item: Item, number: int) -> None:

@@ -242,7 +242,7 @@ class Nurse:
         del self.children[pidfd]
         self.poll.unregister(pidfd)
         os.close(pidfd)
-        self.tee.emptied(worker)
+        self.tee.emptied(worker, told=status != 0 and self.deadline is None)
         cpu = usage.ru_utime + usage.ru_stime
         # The one that ends it is no longer among them.
         handlers = None if caught is None else len(_CRASHES & caught) >= len(_CRASHES) - 1

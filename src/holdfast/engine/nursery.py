@@ -48,6 +48,7 @@ class Nursery:
         self.control = control
         control.setblocking(False)
         self.reaped = False
+        self.status: int | None = None  # when it is reaped, unless somebody else has done it
         self.closed = False
 
     @classmethod
@@ -203,7 +204,7 @@ class Nursery:
         if not poll.poll(max(0, timeout * 1000)):
             return False
         try:
-            os.waitpid(self.pid, 0)
+            _, self.status = os.waitpid(self.pid, 0)
         except ChildProcessError:
             pass  # somebody waited for all children of this process
         self.reaped = True

@@ -27,6 +27,7 @@ from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import machine as m
 from holdfast.engine.nursery import SHORTAGES
+from holdfast.engine.transforms import in_transform
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
 
@@ -47,6 +48,7 @@ class Ending:
     exitcode: int | None
     stack: str = ""
     errno: int | None = None  # of a start that failed
+    outside: bool = False  # somebody may have killed it who had nothing against it
 
     def in_words(self) -> tuple[str, str, str]:
         """For a bad sample: its kind, its error and its message."""
@@ -82,6 +84,8 @@ class Obituary:
             return "replaced; the sample is left out, because it did so alone too"
         if replaced and machine.on_trial(worker):
             return "replaced; the sample is tried alone"
+        if machine.put_off(worker):
+            return "started again after a pause, nothing lost"
         return "replaced, nothing lost" if replaced else "none needed"
 
     @property
@@ -155,7 +159,7 @@ class Obituaries:
         death = m.Death(
             at=time.monotonic(),
             sample=blamed,
-            perhaps_from_outside=ending.cause == "killed" and ending.signal is not None,
+            perhaps_from_outside=ending.outside,
             shortage=ending.errno in SHORTAGES,
             evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
         )
@@ -242,14 +246,17 @@ class Obituaries:
     def _examined(self, incident: Incident, body: Body) -> Incident:
         """The incident, with its cause."""
         found = self._coroner.examine(body)
-        sample, dataset = incident.sample, self._dataset
+        sample, dataset, evidence = incident.sample, self._dataset, found.evidence
+        if incident.step == "fetch" and in_transform(dataset, evidence.stack):
+            incident = dataclasses.replace(incident, step="transform")
+            evidence = dataclasses.replace(evidence, step="transform")
         return dataclasses.replace(
             incident,
-            stack=found.evidence.stack,
+            stack=evidence.stack,
             cause=found.verdict.cause,
             confidence=found.verdict.confidence,
             because=found.verdict.because,
-            evidence=found.evidence.to_json(),
+            evidence=evidence.to_json(),
             remedies=found.verdict.remedies,
             sample_name=None if sample is None else name_of(dataset, sample),
         )

@@ -58,6 +58,7 @@ from holdfast.engine.warden import Warden
 from holdfast.engine.watch import CLOSED, OPEN, Watch
 from holdfast.errors import LoaderClosed
 from holdfast.memory import codec
+from holdfast.memory.growth import Said
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
 
@@ -87,13 +88,19 @@ class Pool:
         stats: Stats,
         logbook: Logbook | None = None,
         worker_memory_limit: int | str | None = None,
+        said: Said | None = None,
+        open_draws: bool = True,
     ) -> None:
+        """`open_draws` if the sampler is the user's own: it may take any time, or wait, and signal
+        handlers run in it."""
         self.owner = os.getpid()
         self.machine = machine
         self.stats = stats
         self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
         self._midway = False  # in the middle of something that nobody can go on from
+        self._shielded = False  # the user's signal handlers are put aside meanwhile
+        self._open_draws = open_draws
         self._brisk = False  # the last batch came soon
         self._auto_collation = blueprint.auto_collation
         self._logbook = logbook
@@ -103,11 +110,15 @@ class Pool:
             if payload is not None:
                 undo.callback(payload.close)
             coroner = Coroner(method, machine.workers, logbook)
-            warden = Warden(machine.share, worker_memory_limit, machine.workers, logbook=logbook)
+            warden = Warden(
+                machine.share, worker_memory_limit, machine.workers, logbook=logbook, said=said
+            )
             self.watch = Watch(self)
             undo.callback(self.watch.cancel)
             with registry.descriptors():
-                self.holdings = Holdings(blueprint, payload, machine.workers, self.watch.wake)
+                self.holdings = Holdings(
+                    blueprint, payload, machine.workers, self.watch.wake, coroner.before_fork
+                )
             undo.pop_all()
         self.obituaries = Obituaries(
             machine, self.holdings.boxes, coroner, blueprint.dataset, on_incident
@@ -123,6 +134,7 @@ class Pool:
             warden=warden,
             obituaries=self.obituaries,
             stats=stats,
+            logbook=logbook,
         )
         registry.enrol(self.watch)
         try:
@@ -148,7 +160,7 @@ class Pool:
             try:
                 if self.watch.stage is not OPEN:
                     if self.epoch.ended:
-                        self._midway = False
+                        self._leave()
                         return m.END  # and stays so, however often it is asked
                     self._check()
                 if machine.held_back:
@@ -182,21 +194,21 @@ class Pool:
                     if self.epoch.ended and self.epoch.sampler_error is not None:
                         self._say_that_it_is_incomplete()
             except BaseException as error:
-                if self._midway:
-                    self._break(error)
+                self._fail(error)
                 raise
-            self._midway = False
+            self._leave()
             return taken  # type: ignore[no-any-return]
 
     def _say_that_it_is_incomplete(self) -> None:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
-        error, self.epoch.sampler_error = self.epoch.sampler_error, None
         self.epoch.taken = None
-        self._midway = False
-        raise LoaderClosed(
-            f"this epoch is incomplete: the sampler ended with {error} in an earlier next(); "
-            "iter(loader) begins a new one"
+        error = LoaderClosed(
+            f"this epoch is incomplete: the sampler ended with {self.epoch.sampler_error} in an "
+            "earlier next(); iter(loader) begins a new one"
         )
+        self._leave()  # a handler that raises must not take the place of what is said only once
+        self.epoch.sampler_error = None
+        raise error
 
     def unpacked(self) -> None:
         """The consumer has its batch: what it keeps is not in flight."""
@@ -206,9 +218,9 @@ class Pool:
             if actions and self.watch.stage is OPEN:
                 self.crew.carry_out(actions)
         except BaseException as error:
-            self._break(error)
+            self._fail(error)
             raise
-        self._midway = False
+        self._leave()
 
     def put_aside(self, taken: Taken) -> None:
         """The consumer has had this."""
@@ -266,8 +278,10 @@ class Pool:
 
     def _draw(self, draw: Callable[[], Any]) -> None:
         while self.machine.draws_due > 0:
+            if self._open_draws:
+                self._let_handlers_run()
             try:
-                index = draw()
+                index = self._drawn(draw)
             except StopIteration:
                 self.machine.drained()
             except BaseException as error:
@@ -283,6 +297,15 @@ class Pool:
                 if self.epoch.account is not None:
                     brief = self.epoch.account.brief(self.machine.next_number, keys)
                 self.crew.carry_out(self.machine.draw(index, keys, brief))
+
+    def _drawn(self, draw: Callable[[], Any]) -> Any:
+        if not (self._open_draws and self._shielded):
+            return draw()
+        interrupts.bring_back()
+        try:
+            return draw()
+        finally:
+            self._shielded = interrupts.put_aside()
 
     # -- the workers ----------------------------------------------------------------------
 
@@ -337,8 +360,10 @@ class Pool:
 
     def _attend(self, wait: float) -> bool:
         """Deal with what happens within so many seconds, and with what is due."""
-        self._midway = False
+        shielded = self._shielded
+        self._leave()
         events = self.holdings.poll.poll(wait * 1000)
+        self._shielded = shielded and interrupts.put_aside()
         self._midway = True
         heard = False
         for fd, mask in events:
@@ -431,12 +456,37 @@ class Pool:
 
         A signal handler may raise between any two instructions. While we only wait that does no
         harm; elsewhere a message or an index may be lost, and the pool must not go on as if
-        nothing had been. The flag also tells when not even the ``except`` clause has run, because
-        a second signal struck there.
+        nothing had been. So the user's handlers are put aside until we wait or are done. What
+        is left is Ctrl-C, signals that nobody expects to raise, and a sampler of the user's own.
+        The flag also tells when not even the ``except`` clause has run, because a second signal
+        struck there.
         """
         if self._midway:
             self._break(None)
+        self._shielded = interrupts.put_aside()
         self._midway = True
+
+    def _leave(self) -> None:
+        """Nothing is half done. Signal handlers that had to wait run now, and may raise."""
+        self._midway = False
+        if self._shielded:
+            self._shielded = False
+            interrupts.bring_back()
+
+    def _fail(self, error: BaseException) -> None:
+        """Something was raised after `_enter`."""
+        try:
+            if self._midway:
+                self._break(error)
+        finally:
+            self._leave()
+
+    def _let_handlers_run(self) -> None:
+        """Now, since what comes next may take its time."""
+        if self._shielded:
+            self._leave()
+            self._shielded = interrupts.put_aside()
+            self._midway = True
 
     @contextlib.contextmanager
     def _undivided(self) -> Iterator[None]:
@@ -446,10 +496,9 @@ class Pool:
             try:
                 yield
             except BaseException as error:
-                if self._midway:
-                    self._break(error)
+                self._fail(error)
                 raise
-            self._midway = False
+            self._leave()
 
     def _break(self, error: BaseException | None) -> None:
         """Something struck in the middle of something: nobody can go on from there."""

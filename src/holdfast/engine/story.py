@@ -30,15 +30,7 @@ def gave_up(
     if failure.reason == "shortage":
         return _no_room(failure, mine)
     if failure.reason == "cannot-start":
-        pid = mine[-1].pid if mine else "unknown"
-        deaths = mine[-m.FAILED_STARTS :]
-        return WorkerStartError(
-            f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} died "
-            "again and again while it was starting, so it is not started again.\n"
-            + _list(deaths)
-            + "\nWhat to do: run worker_init_fn and one sample of the dataset by hand in a fresh "
-            "Python; a library that exits or crashes when it is loaded shows there too."
-        )
+        return _never_ready(failure, mine)
     count = len(failure.deaths)
     counted = obituaries.of(failure.deaths)  # and not those that a bad sample was to blame for
     pids = ", ".join(str(one.pid) for one in counted)
@@ -48,6 +40,29 @@ def gave_up(
         + _list(counted)
         + "\nWhat to do: if these are one and the same cause, mend that; if the machine is simply "
         f"rough, allow more, for example max_restarts=({max(20, 4 * count)}, {policy.period:g})."
+    )
+
+
+def _never_ready(failure: m.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
+    """The error for a worker that ended in every start."""
+    pid = mine[-1].pid if mine else "unknown"
+    if failure.deaths[-1].perhaps_from_outside:
+        deaths = mine[-m.KILLED_STARTS :]
+        advice = (
+            "it did not end by itself, so see above what kills it. If that is memory, it has to "
+            "need less, or get more, before it can start; if somebody else does it and will stop, "
+            "max_restarts=None goes on for as long as it takes."
+        )
+    else:
+        deaths = mine[-m.FAILED_STARTS :]
+        advice = (
+            "run worker_init_fn and one sample of the dataset by hand in a fresh Python; a library "
+            "that exits or crashes when it is loaded shows there too."
+        )
+    return WorkerStartError(
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} died "
+        "again and again while it was starting, so it is not started again.\n"
+        f"{_list(deaths)}\nWhat to do: {advice}"
     )
 
 

@@ -127,6 +127,7 @@ class Tee:
         self._outlet = _Outlet.find(taken)
         self._streams: dict[int, _Stream] = {}  # by reading end
         self._pending = b""  # read and not yet written
+        self._half = False  # the last that was read ended in the middle of a line
 
     # -- a worker begins -------------------------------------------------------------------
 
@@ -166,11 +167,17 @@ class Tee:
             self._read(self._streams[fd])
         self._forward()
 
-    def emptied(self, worker: int) -> None:
-        """A worker is dead: what it has still written is read, whether the user's end takes it."""
+    def emptied(self, worker: int, *, told: bool = False) -> None:
+        """A worker is dead: what it has still written is read, whether the user's end takes it.
+
+        `told` if its death is going to be reported, in the log and as a rule on this very terminal:
+        that is to begin on a line of its own, whoever has left half of one.
+        """
         for stream in list(self._streams.values()):
             if stream.worker == worker and stream.current:
                 self._empty(stream)
+        if told and self._half:
+            self._take_in(b"\n")
         self._forward()
 
     def _empty(self, stream: _Stream) -> None:
@@ -192,8 +199,13 @@ class Tee:
         if stream.current:
             stream.tail = (stream.tail + data)[-blackbox.WORDS :]
             blackbox.keep_words(self._blackboxes, stream.worker, stream.tail)
-        self._await(self._pending + data)
+        self._take_in(data)
         return True
+
+    def _take_in(self, data: bytes) -> None:
+        """To be written to the user's end."""
+        self._half = not data.endswith(b"\n")
+        self._await(self._pending + data)
 
     def _forward(self) -> None:
         outlet = self._outlet

@@ -18,9 +18,9 @@ from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots
 from holdfast.memory import gauge, leaks
 from holdfast.memory.budget import Share
-from holdfast.memory.growth import Kind, Point, classify, in_a_line
+from holdfast.memory.growth import Point, Said, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
-from holdfast.memory.pressure import TIGHT, Level, Pace, Pressure
+from holdfast.memory.pressure import AFTER_A_DEATH, CAPS, TIGHT, Level, Pace, Pressure
 from holdfast.memory.shares import BASE
 
 __all__ = ["Warden"]
@@ -36,6 +36,7 @@ REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the l
 TRACED = 8  # batches between two looks of a worker that is traced, at most
 LOOKS = 6  # so often it should come to that many before it is replaced itself
 ATTEMPTS = 3  # successors that are traced, if they do not live long enough
+_PARTS = {4: "quarter", 16: "sixteenth"}
 RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
 
 
@@ -59,6 +60,7 @@ class Warden:
         workers: int,
         roots: Roots = HERE,
         logbook: Logbook | None = None,
+        said: Said | None = None,
     ) -> None:
         self.share = share
         self._logbook = logbook
@@ -89,7 +91,8 @@ class Warden:
         self._may_recycle = limit is not None
         self._workers = workers
         self._points: dict[int, list[Point]] = {}
-        self._named: set[Kind] = set()
+        self._asked_to_go: dict[int, tuple[int, str]] = {}  # workers, how large, and why
+        self._said = Said() if said is None else said  # of growth, by this loader
         self._to_trace: dict[int, int] = {}  # workers whose successor is, and how often it looks
         self._traced: int | None = None  # the worker that is being traced
         self._attempts = 0
@@ -119,7 +122,9 @@ class Warden:
         if budget.shrunk and now - self._shrunk_at > RECOVER_AFTER:
             self._shrunk_at = now
             budget.recover()
+        before_that = self.pressure.level
         level = self.pressure.observe(reading.fill, now)
+        self._note_pressure(before_that, level)
         if level is Level.CALM:
             budget.adapt(reading.free, self.ranks)
         free = None if reading.free is None else reading.free // self.ranks
@@ -179,11 +184,27 @@ class Warden:
             "memory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
             100 * self.reading.fill, fattest, in_words(sizes[fattest]),
         )  # fmt: skip
+        full = f" while memory was {100 * self.reading.fill:.0f} % full"
+        self._asked_to_go[fattest] = sizes[fattest], full
         return fattest
+
+    def _note_pressure(self, before: Level, level: Level) -> None:
+        full = f"memory is {100 * self.reading.fill:.0f} % full"
+        if level > before:
+            less = f"no more than a {_PARTS[CAPS[level]]} of what is free may be in flight"
+            too = ", and the largest worker is replaced" if level is Level.RECYCLE else ""
+            self._write("pressure", f"{full}: {less}{too}", level=level.name)
+        elif level < before and level is Level.CALM:
+            self._write("calm", f"{full}: as much as the budget allows may be in flight again")
+
+    def _write(self, event: str, text: str, **figures: object) -> None:
+        if self._logbook is not None:
+            self._logbook.event(event, text, **figures)
 
     def retired(self, worker: int) -> None:
         """A worker has gone because of its size; if it was a leak, its successor is traced."""
         points = self._points.get(worker, [])
+        self._note_recycling(worker, points[-1].private if points else None)
         growth = classify(points)
         if growth is None or growth.kind not in ("python-leak", "native-leak"):
             return
@@ -191,6 +212,17 @@ class Warden:
             return
         lived = points[-1].batches
         self._to_trace[worker] = max(1, min(TRACED, lived // LOOKS))
+
+    def _note_recycling(self, worker: int, private: int | None) -> None:
+        limit = self.allowance.private
+        private, why = self._asked_to_go.pop(worker, (private, ""))
+        if not why and limit is not None and (private or 0) >= limit:
+            why = f", more than its limit of {in_words(limit)}"
+        size = "an unknown amount" if private is None else in_words(private)
+        text = (
+            f"worker {worker} had {size} of memory of its own{why or ', and a sample needed more'}"
+        )
+        self._write("recycled", f"{text}; replaced, nothing lost", worker=worker, private=private)
 
     def started(self, worker: int) -> int:
         """A fresh process is to take this worker's place; how many batches it makes between two
@@ -236,13 +268,14 @@ class Warden:
             self._logbook.memory({"worker": worker, "text": text, "leak": asdict(findings)})
 
     def measured(self, worker: int, point: Point) -> None:
-        """A worker has said how large it is; if it grows and that matters, say so, once."""
+        """A worker has said how large it is; if it grows and that matters, say so: once, and
+        again only if it has become much worse."""
         points = self._points.setdefault(worker, [])
         points.append(point)
         if len(points) > REMEMBERED:
             del points[1::2]  # the first and the last stay
         growth = classify(points)
-        if growth is None or growth.kind in self._named:
+        if growth is None or not self._said.is_news(growth):
             return
         line = in_a_line(
             growth,
@@ -252,8 +285,9 @@ class Warden:
             bounded=self.allowance.private is not None,
         )
         if line is not None:
-            self._named.add(growth.kind)
+            self._said.note(growth)
             log.warning("%s", line)
+            self._write("growth", line, worker=worker, kind=growth.kind)
 
     def died_of_memory(self, now: float) -> None:
         """Come back smaller."""
@@ -262,6 +296,13 @@ class Warden:
         self.share.budget.shrink()
         self._shrunk_at = now
         self._next_look = now
+        limit = self.share.budget.limit
+        budget = "" if limit is None else f", then no more than {in_words(limit)} in flight"
+        self._write(
+            "smaller",
+            "a worker died for lack of memory: one batch at a time for "
+            f"{AFTER_A_DEATH:.0f} s{budget}",
+        )
 
     def raised(self, worker: int, private: int, limit: int) -> None:
         """A worker was over its limit before its first batch."""

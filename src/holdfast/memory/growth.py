@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from holdfast.autopsy.machine import in_words
 
-__all__ = ["Growth", "Kind", "Point", "classify", "in_a_line"]
+__all__ = ["Growth", "Kind", "Point", "Said", "classify", "in_a_line"]
 
 Kind = Literal["copy-on-write", "python-leak", "native-leak", "cache", "allocator", "prefetch"]
 
@@ -28,6 +28,7 @@ ENOUGH: Final = 24 << 20  # bytes of growth that are worth a word
 FEWEST: Final = 3  # batches that make a slope: what the first ones take is a start
 FADING: Final = 0.35  # of its first speed: it levels off
 HALF_A_DAY: Final = 12 * 3600.0
+WORSE: Final = 4.0  # times as fast as when it was said: worth saying again
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,21 @@ class Growth:
     total: int
     per_batch: float
     per_second: float
+
+
+class Said:
+    """What the user of a loader has been told, over all its epochs."""
+
+    def __init__(self) -> None:
+        self._speeds: dict[Kind, float] = {}
+
+    def is_news(self, growth: Growth) -> bool:
+        """Whether it is of a kind that was not told yet, or memory ends much earlier than told."""
+        said = self._speeds.get(growth.kind)
+        return said is None or growth.per_second >= WORSE * said
+
+    def note(self, growth: Growth) -> None:
+        self._speeds[growth.kind] = growth.per_second
 
 
 def classify(points: Sequence[Point]) -> Growth | None:

@@ -54,13 +54,14 @@ def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
     events += [("incident", one) for one in story.incidents]
     events += [("sample", one) for one in story.bad_samples]
     events += [("leak", one) for one in story.leaks]
+    events += [("event", one) for one in _first(story.events)]
     for kind, record in sorted(events, key=lambda event: float(event[1].get("time") or 0)):
         rank = f"rank {record['rank']}: " if len(story.runs) > 1 else ""
         if kind == "run":
             _began(out, record)
         elif kind == "incident":
             _incident(out, record, rank, stacks)
-        elif kind == "leak":
+        elif kind in ("leak", "event"):
             out.print(Text(f"{_when(record)}  {rank}{record.get('text', 'a leak')}"))
         else:
             name = record.get("name") or record.get("index")
@@ -105,13 +106,15 @@ def _summary(out: Console, story: logbook.Story) -> None:
             f"{story.damaged} damaged {what} left out: torn, as when a writer is killed in the "
             "middle, or no record of a logbook."
         )
+    _happened(out, story.events)
     if not (story.incidents or story.bad_samples or story.leaks):
-        whole = "Nothing went wrong."
+        whole = "No worker was lost." if story.events else "Nothing went wrong."
         out.print("What is left tells of nothing that went wrong." if story.damaged else whole)
         return
     causes = Counter(str(one.get("cause")) for one in story.incidents)
     leak = ", a leak" if story.leaks else ""
-    out.print(f"{len(story.incidents)} incidents, {len(story.bad_samples)} bad samples{leak}.")
+    deaths, bad = len(story.incidents), len(story.bad_samples)
+    out.print(f"{_count(deaths, 'incident')}, {_count(bad, 'bad sample')}{leak}.")
     for cause, count in causes.most_common():
         title = CATALOGUE[cause].title if cause in CATALOGUE else "for an unknown reason"
         out.print(f"  {count} × {cause}: a worker {title}")
@@ -121,6 +124,41 @@ def _summary(out: Console, story: logbook.Story) -> None:
                 command = f": {remedy['command']}" if remedy.get("command") else ""
                 out.print(Text(f"      {remedy.get('text')}{command}"))
             out.print(Text(f"      more: holdfast explain {cause}"))
+
+
+_EVENTS = {
+    "recycled": "Workers were replaced because they had grown",
+    "pressure": "Memory ran short, and less was in flight",
+    "smaller": "Less was ordered after a death for lack of memory",
+    "started-late": "There was no room for a worker, and it was started later",
+}
+_SHOWN = 3
+
+
+def _first(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first few of each kind: a run of days may replace its workers thousands of times."""
+    seen: Counter[tuple[Any, Any]] = Counter()
+    shown = []
+    for one in events:
+        kind = (one.get("rank"), one["event"])
+        seen[kind] += 1
+        if seen[kind] <= _SHOWN:
+            shown.append(one)
+    return shown
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _happened(out: Console, events: list[dict[str, Any]]) -> None:
+    """What is no incident, counted."""
+    counts = Counter(str(one["event"]) for one in events)
+    for kind, count in counts.most_common():
+        if kind in _EVENTS:
+            times = "once" if count == 1 else f"{count} times"
+            more = f" (the first {_SHOWN} are above)" if count > _SHOWN else ""
+            out.print(f"{_EVENTS[kind]}: {times}{more}.")
 
 
 def _when(record: dict[str, Any]) -> str:

@@ -95,8 +95,7 @@ def show_cause(out: Console, cause: Cause, remedies: Sequence[Remedy]) -> None:
 
 def show_remedies(out: Console, remedies: Sequence[Remedy]) -> None:
     for number, remedy in enumerate(remedies, 1):
-        place = f"[{remedy.place}] " if remedy.place else ""
-        _item(out, f"{number}. {place}{remedy.text}", hanging=3)
+        _item(out, f"{number}. {remedy.where}{remedy.text}", hanging=3)
         for line in remedy.command.splitlines():
             out.print(Text(f"         {line}", style="cyan"))  # to be copied: never wrapped
 
@@ -114,7 +113,10 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def remedies_as_json(remedies: Sequence[Remedy]) -> list[dict[str, str]]:
-    return [{"text": one.text, "command": one.command, "place": one.place} for one in remedies]
+    return [
+        {"text": one.text, "command": one.command, "place": one.place, "given": one.given}
+        for one in remedies
+    ]
 
 
 def _heading(out: Console, words: str) -> None:

@@ -350,6 +350,7 @@ CAUSES = (
             todo(
                 "Run it once with holdfast, which keeps the reason",
                 "from holdfast import DataLoader",
+                given="torch's loader",
             ),
         ),
         already="holdfast reads the exit status of every worker and replaces it.",

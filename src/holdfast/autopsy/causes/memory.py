@@ -331,7 +331,11 @@ CAUSES = (
         ),
         see=("fd-exhaustion", "allocation-failed"),
         remedies=(
-            todo("Copy what you keep; the copy is ordinary memory", "kept.append(target.clone())"),
+            todo(
+                "Copy what you keep; the copy is ordinary memory",
+                "kept.append(target.clone())",
+                given="torch's loader",
+            ),
             todo(
                 "Raise the limit (now {max_map_count})",
                 "sysctl vm.max_map_count=1048576",

@@ -6,8 +6,17 @@ from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 
 __all__ = ["CAUSES"]
 
-_STACK = todo(
-    "Look at the stack it left", "holdfast incidents --stacks LOGBOOK   # or incident.stack"
+_STACK = (
+    todo(
+        "Look at the whole stack it left",
+        "holdfast incidents --stacks {logbook}",
+        given="holdfast with logbook=",
+    ),
+    todo(
+        "Look at the whole stack it left; logbook= would keep it after the run too",
+        "print(loader.incidents[-1].stack)",
+        given="holdfast without logbook=",
+    ),
 )
 _SEE_IT = todo("When it hangs again, look before it is replaced", "py-spy dump --native --pid PID")
 
@@ -28,7 +37,7 @@ CAUSES = (
         ),
         see=("fork-lock-deadlock", "storage-stall", "endless-loop", "stopped"),
         remedies=(
-            _STACK,
+            *_STACK,
             todo("Give network reads a time limit of their own", "requests.get(url, timeout=30)"),
             todo("Have it replaced sooner", "DataLoader(..., stall_timeout=60)"),
             _SEE_IT,
@@ -43,22 +52,29 @@ CAUSES = (
             "OpenMP, logging or an allocator in the worker then waits for ever for a thread that does not "
             "exist."
         ),
-        evidence="State S in a futex, no CPU time, forked from a process with threads; the frame names the library.",
+        evidence=(
+            "State S in a futex, no CPU time, forked from a process with threads; its stack is in a library "
+            "that keeps locks, or in a file that a thread of the trainer was in at the fork."
+        ),
         signs=(sign(r"is multi-threaded, use of fork\(\) may lead to deadlocks in the child"),),
         explains=("silent-stall",),
         see=("silent-stall", "openmp-after-use", "async-storage-after-fork"),
         remedies=(
-            todo("Keep OpenCV to one thread, before the loader is made", "cv2.setNumThreads(0)"),
-            todo("And the numeric libraries", "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"),
             todo(
                 "Start workers from a clean process",
                 "DataLoader(..., multiprocessing_context='forkserver')",
             ),
+            todo(
+                "Or fork them before your threads begin", "batches = iter(loader)   # then threads"
+            ),
+            todo("If it is OpenCV, keep it to one thread from the start", "cv2.setNumThreads(0)"),
+            todo("If it is a numeric library", "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"),
             _SEE_IT,
         ),
         already=(
-            "Replacements are forked from a copy of the trainer as it was before it had its threads, so the "
-            "second try usually goes through."
+            "Workers and their replacements are copies of the trainer as it was when the loader began, so "
+            "locks taken later do no harm. One that was held at that moment stays held in all of them: the "
+            "stall is found, and the run ends with this instead of hanging."
         ),
     ),
     Cause(
@@ -106,7 +122,7 @@ CAUSES = (
         signs=(),
         see=("silent-stall", "bad-sample"),
         remedies=(
-            _STACK,
+            *_STACK,
             todo("Look for the loop in it, and at this sample's size"),
             todo(
                 "If the sample is just large, allow it more time",

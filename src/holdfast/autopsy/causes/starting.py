@@ -36,12 +36,16 @@ CAUSES = (
         slug="notebook-main",
         title="cannot find a class that stands in a notebook cell or under the guard",
         meaning=(
-            "A spawned worker imports modules by name, and what was defined in a cell, in `python -c` "
-            "or under `if __name__` does not exist there. The class is fine; its place is not."
+            "A spawned worker imports modules by name, and what was defined in a cell, in `python -c`, in "
+            "a script on standard input or under `if __name__` does not exist there. The class is fine; "
+            "its place is not."
         ),
-        evidence="It ended before it was ready with `Can't get attribute`.",
+        evidence="It ended before it was ready: `Can't get attribute`, or the main module has no file.",
         signs=(
             proof(r"AttributeError: Can't get attribute '[^']+' on <module '__(mp_)?main__'"),
+            proof(
+                r"FileNotFoundError: \[Errno 2\] No such file or directory: '[^'\n]*<(stdin|string)>'"
+            ),
             sign(r"AttributeError: Can't get attribute '[^']+' on <module"),
             sign(
                 r"_pickle\.PicklingError: Can't pickle <\S+ '__main__\.[^']+'>: (attribute lookup|it's not)"
@@ -52,6 +56,7 @@ CAUSES = (
             "unpicklable-args",
             "worker-import-error",
             "exited-by-itself",
+            "bad-sample",
         ),
         see=("spawn-bootstrap", "unpicklable-args"),
         remedies=(
@@ -211,7 +216,11 @@ CAUSES = (
                 "Use a pool whose processes may have children",
                 "concurrent.futures.ProcessPoolExecutor()",
             ),
-            todo("Or a loader that may be used there", "from holdfast import DataLoader"),
+            todo(
+                "Or a loader that may be used there",
+                "from holdfast import DataLoader",
+                given="torch's loader",
+            ),
         ),
         already="Its workers may be started from daemonic processes; they die with their trainer anyway.",
     ),

@@ -54,7 +54,11 @@ CAUSES = (
                 "kubernetes",
             ),
             todo("On a machine of your own", "mount -o remount,size={shm_wanted}g /dev/shm"),
-            todo("Or use a loader that does not need it", "from holdfast import DataLoader"),
+            todo(
+                "Or use a loader that does not need it",
+                "from holdfast import DataLoader",
+                given="torch's loader",
+            ),
         ),
         already=(
             "Batches do not go through /dev/shm: 64 MB are enough for any size. If it is full all the "
@@ -98,8 +102,8 @@ CAUSES = (
         slug="fd-exhaustion",
         title="ran out of file descriptors",
         meaning=(
-            "Every tensor from a torch worker holds a descriptor for as long as you keep it, and a "
-            "process may have only so many. When none is free, the kernel drops the "
+            "A process may have only so many files, sockets and pipes open, and with torch's loader "
+            "every tensor you keep is one more. When none is free, the kernel drops the "
             "descriptor from the message without an error, hence 'received 0 items of ancdata'."
         ),
         evidence="Open descriptors in `/proc/PID/fd` near `ulimit -n`; errno 24.",
@@ -129,14 +133,23 @@ CAUSES = (
                 "Raise the soft limit (now {nofile_soft}); beyond the hard one ({nofile_hard}) only root can",
                 "ulimit -n {nofile_wanted}",
             ),
-            todo("Copy what you keep from batches", "kept.append(target.clone())"),
             todo("Close files in the dataset", "with open(path, 'rb') as file: ..."),
+            todo(
+                "Copy what you keep from batches: each of their tensors holds a descriptor",
+                "kept.append(target.clone())",
+                given="torch's loader",
+            ),
+            todo(
+                "Use fewer workers: each takes three in the trainer, and batches take none",
+                "DataLoader(..., num_workers={fewer_workers})",
+                given="holdfast",
+            ),
             todo(
                 "Raise it for the container", "docker run --ulimit nofile=65536:65536 ...", "docker"
             ),
             todo(
-                "See who holds them",
-                "ls -l /proc/{pid}/fd | awk '{{print $NF}}' | sort | uniq -c | sort -n | tail",
+                "See what holds them in the trainer, or in a worker by its pid",
+                "ls -l /proc/{trainer}/fd | awk '{{print $NF}}' | sort | uniq -c | sort -n | tail",
             ),
         ),
         already="Three descriptors per worker, however many batches you keep.",
