@@ -146,7 +146,7 @@ class History(RuleBasedStateMachine):
             return
         generation = self.generations[worker]
         if self.machine.alive(worker) and not self.ready(worker):
-            self.machine.handle(m.WorkerReady(worker, generation))
+            self.obey(self.machine.handle(m.WorkerReady(worker, generation)))
         for _ in range(min(items, len(self.inboxes[worker]))):
             item = self.inboxes[worker].popleft()
             if isinstance(item, m.Task):
@@ -167,7 +167,7 @@ class History(RuleBasedStateMachine):
         for one in range(self.machine.workers) if at_once else [worker]:
             if one < self.machine.workers and self.machine.alive(one):
                 if not self.ready(one):
-                    self.machine.handle(m.WorkerReady(one, self.generations[one]))
+                    self.obey(self.machine.handle(m.WorkerReady(one, self.generations[one])))
                 self.die(one)
 
     @rule(worker=st.integers(0, 3))
@@ -193,7 +193,7 @@ class History(RuleBasedStateMachine):
         if worker >= self.machine.workers or not self.machine.busy(worker):
             return
         if not self.ready(worker):
-            self.machine.handle(m.WorkerReady(worker, self.generations[worker]))
+            self.obey(self.machine.handle(m.WorkerReady(worker, self.generations[worker])))
         generation = self.generations[worker]
         actions = self.machine.handle(m.WorkerStalled(worker, generation, self.now))
         assert actions == [m.Dump(worker, generation)]
