@@ -85,6 +85,7 @@ class Crew:
         self._obituaries = obituaries
         self._stats = stats
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
+        self._todo: deque[m.Action] = deque()  # the first is being carried out
 
     # -- what the watch has to know -------------------------------------------------------
 
@@ -351,25 +352,44 @@ class Crew:
     # -- actions --------------------------------------------------------------------------
 
     def carry_out(self, actions: list[m.Action]) -> None:
-        for action in actions:
-            if isinstance(action, m.Dispatch):
-                self._dispatch(action)
-            elif isinstance(action, m.Start):
-                self._start(action)
-            elif isinstance(action, m.Convict):
-                self._convict(action)
-            elif isinstance(action, m.Separate):
-                action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
-            elif action.generation != self.machine.generation(action.worker):
-                continue  # an action before this one has replaced it already
-            elif isinstance(action, m.Abandon):
-                self._abandon(action.worker)
-            else:
-                if isinstance(action, m.Dump):
-                    self._coroner.before_kill(action.worker)
-                number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
-                self._places[action.worker].kill_confirmed = False
-                self._holdings.nursery.signal(action.worker, action.generation, number)
+        """Do this, in the order in which it was decided.
+
+        What is done may itself be an event (an `Abandon` is a death) that leads to more actions:
+        those have to wait for what was decided before, or a task would be sent to a worker whose
+        start is still to come.
+        """
+        todo = self._todo
+        if todo:
+            todo.extend(actions)
+            return  # somebody further up is at it
+        todo.extend(actions)
+        try:
+            while todo:
+                self._carry_out(todo[0])
+                todo.popleft()
+        except BaseException:
+            todo.clear()
+            raise
+
+    def _carry_out(self, action: m.Action) -> None:
+        if isinstance(action, m.Dispatch):
+            self._dispatch(action)
+        elif isinstance(action, m.Convict):
+            self._convict(action)
+        elif isinstance(action, m.Separate):
+            action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
+        elif action.generation != self.machine.generation(action.worker):
+            return  # an action before this one has replaced it already
+        elif isinstance(action, m.Start):
+            self._start(action)
+        elif isinstance(action, m.Abandon):
+            self._abandon(action.worker)
+        else:
+            if isinstance(action, m.Dump):
+                self._coroner.before_kill(action.worker)
+            number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
+            self._places[action.worker].kill_confirmed = False
+            self._holdings.nursery.signal(action.worker, action.generation, number)
 
     def _dispatch(self, action: m.Dispatch) -> None:
         place, item = self._places[action.worker], action.item
