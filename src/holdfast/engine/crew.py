@@ -22,7 +22,7 @@ from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
 from holdfast.engine.epoch import Epoch
-from holdfast.engine.holdings import Holdings
+from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.nursery import Born, Died, NotBorn, Report, Signalled
 from holdfast.engine.obituaries import Ending, Obituaries, starts
 from holdfast.engine.protocol import (
@@ -158,7 +158,12 @@ class Crew:
         place.pulse.heard = True
         kind = message[:1]
         event: m.Event
-        if kind == READY:
+        if kind == BATCH:  # first, because nearly all are
+            number, content = self._open(place, message)
+            parcel = codec.receive(memoryview(message)[content:], place.window)
+            answer = self._with_reports(place, parcel) if place.reports else parcel
+            event = m.BatchReady(worker, generation, number, answer, parcel.nbytes)
+        elif kind == READY:
             event = m.WorkerReady(worker, generation)
         elif kind == REFUSED:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
@@ -180,31 +185,43 @@ class Crew:
         elif kind == SURVIVED:
             event = m.Survived(worker, generation)
         else:
-            number, size = HEAD.unpack_from(message, 1)
-            content = CONTENT + size
-            place.dataset_state = message[CONTENT:content] or None
-            reports, place.reports = place.reports, ()
-            answer: Any
-            if kind == BATCH:
-                parcel = codec.receive(memoryview(message)[content:], place.window)
-                answer = Reported(parcel, reports) if reports else parcel
-                event = m.BatchReady(worker, generation, number, answer, parcel.nbytes)
-            elif kind == ERROR:
-                failed = Failed(pickle.loads(message[content:]))
-                answer = Reported(failed, reports) if reports else failed
-                event = m.BatchReady(worker, generation, number, answer)
-            elif kind == NOTHING_LEFT:
-                event = m.BatchReady(worker, generation, number, Reported(DROPPED, reports))
-            elif kind == ENDED:
-                self.epoch.unclaimed.extend(reports)
-                event = m.ReplicaEnded(worker, generation, number)
-            else:
-                assert kind == RESUMED, kind
-                place.epoch_state = message[content:]
-                # That was the dataset's state before the epoch; there is none in it yet.
-                place.resting_state, place.dataset_state = place.dataset_state, None
-                event = m.Resumed(worker, generation)
-        self.carry_out(machine.handle(event))
+            event = self._answer(worker, generation, kind, message)
+        actions = machine.handle(event)
+        if actions:
+            self.carry_out(actions)
+
+    def _answer(self, worker: int, generation: int, kind: bytes, message: bytes) -> m.Event:
+        """The event that an answer is which brings no batch."""
+        place = self._places[worker]
+        number, content = self._open(place, message)
+        if kind == ERROR:
+            answer: Any = Failed(pickle.loads(message[content:]))
+            if place.reports:
+                answer = self._with_reports(place, answer)
+            return m.BatchReady(worker, generation, number, answer)
+        if kind == NOTHING_LEFT:
+            return m.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
+        if kind == ENDED:
+            self.epoch.unclaimed.extend(place.reports)
+            place.reports = ()
+            return m.ReplicaEnded(worker, generation, number)
+        assert kind == RESUMED, kind
+        place.epoch_state = message[content:]
+        # That was the dataset's state before the epoch; there is none in it yet.
+        place.resting_state, place.dataset_state = place.dataset_state, None
+        return m.Resumed(worker, generation)
+
+    def _open(self, place: Place, message: bytes) -> tuple[int, int]:
+        """The number of the task that is answered, and where the content begins."""
+        number, size = HEAD.unpack_from(message, 1)
+        content = CONTENT + size
+        place.dataset_state = message[CONTENT:content] if size else None
+        return number, content
+
+    def _with_reports(self, place: Place, result: Any) -> Reported:
+        """The answer, and the bad samples that were reported just before it."""
+        reports, place.reports = place.reports, ()
+        return Reported(result, reports)
 
     # -- deaths ---------------------------------------------------------------------------
 
