@@ -25,7 +25,6 @@ from benchmarks.page import put
 from benchmarks.workloads import WORKLOADS, Workload
 from holdfast.autopsy.blackbox import BlackBoxes, Recorder
 from holdfast.engine.channel import Channel, pair
-from holdfast.engine.faults import Faults
 from holdfast.engine.fetch import MapFetcher
 from holdfast.engine.randomness import Randomness
 from holdfast.memory import arena as arenas
@@ -79,12 +78,15 @@ def dissect(workload: Workload, rounds: int) -> Watch:
         drop_last=False,
         recorder=recorder,
         arena=arena,
-        faults=Faults([], 0, 0),
+        faults=None,
     )
 
     def save_random_state(number: int) -> None:
-        randomness.save(recorder.slot_for(number))
-        recorder.commit(number)
+        if randomness.unchanged():
+            recorder.still(number)
+        else:
+            randomness.save(recorder.free_slot())
+            recorder.commit(number)
 
     for number in range(rounds):
         index = list(range(number * workload.batch_size, (number + 1) * workload.batch_size))

@@ -66,24 +66,79 @@ def test_of_many_words_the_last_whole_lines_are_kept() -> None:
     boxes.close()
 
 
+def save(recorder: Recorder, number: int, content: int) -> None:
+    recorder.free_slot()[:] = content
+    recorder.commit(number)
+
+
+def content(boxes: BlackBoxes, number: int) -> int | None:
+    """What random state `number` of worker 1 consists of, all through."""
+    found = boxes.random_state(1, number)
+    if found is None:
+        return None
+    (byte,) = set(found)
+    return byte
+
+
 def test_of_two_random_states_the_one_that_fits_is_found_and_half_a_state_never() -> None:
     boxes = BlackBoxes(2)
     recorder = Recorder(boxes.fd, 2, 1)
+    assert content(boxes, 0) is None
     for number in range(1, 6):
-        recorder.slot_for(number)[:] = number
-        recorder.commit(number)
-        assert recorder.holds(number)
-    assert boxes.random_state(1, 3) is None  # its place was taken by 5
-    for number in (4, 5):
-        found = boxes.random_state(1, number)
-        assert found is not None
-        assert set(found) == {number}
-    recorder.slot_for(6)[:100] = 6  # killed half-way through
-    assert boxes.random_state(1, 6) is None
-    found = boxes.random_state(1, 5)
-    assert found is not None
-    assert set(found) == {5}
+        save(recorder, number, number)
+    assert content(boxes, 3) is None  # its place was taken by 5
+    assert [content(boxes, number) for number in (4, 5)] == [4, 5]
+    recorder.free_slot()[:100] = 6  # killed half-way through
+    assert content(boxes, 6) is None
+    assert content(boxes, 5) == 5
     assert boxes.random_state(0, 0) is None
+    boxes.close()
+
+
+def test_a_random_state_that_stays_the_same_holds_for_all_the_numbers() -> None:
+    boxes = BlackBoxes(2)
+    recorder = Recorder(boxes.fd, 2, 1)
+    save(recorder, 1, 10)
+    recorder.still(2)
+    recorder.still(3)
+    assert [content(boxes, number) for number in range(5)] == [None, 10, 10, 10, None]
+    save(recorder, 4, 40)
+    assert [content(boxes, number) for number in range(1, 6)] == [10, 10, 10, 40, None]
+    recorder.still(5)
+    recorder.free_slot()  # where 1 to 3 were
+    assert [content(boxes, number) for number in range(1, 6)] == [None, None, None, 40, 40]
+    boxes.close()
+
+
+def test_a_successor_goes_on_from_the_state_it_was_given_and_forgets_what_came_after() -> None:
+    boxes = BlackBoxes(2)
+    dead = Recorder(boxes.fd, 2, 1)
+    save(dead, 1, 10)
+    dead.still(2)
+    save(dead, 3, 30)  # of an answer that was never sent
+    recorder = Recorder(boxes.fd, 2, 1)
+    assert recorder.take_up(2)
+    assert [content(boxes, number) for number in (1, 2, 3)] == [10, 10, None]
+    recorder.still(3)  # this time nothing was drawn
+    assert content(boxes, 3) == 10
+    save(recorder, 4, 40)
+    assert [content(boxes, number) for number in (3, 4)] == [10, 40]
+    boxes.close()
+
+
+def test_the_state_before_an_item_that_was_given_up_is_kept_until_there_is_another() -> None:
+    boxes = BlackBoxes(2)
+    dead = Recorder(boxes.fd, 2, 1)
+    for number in (1, 2):
+        save(dead, number, 10 * number)
+    recorder = Recorder(boxes.fd, 2, 1)
+    assert not recorder.take_up(3)  # it begins with state 2, as if it were 3
+    recorder.free_slot()[:100] = 20  # killed half-way through
+    assert [content(boxes, number) for number in (2, 3)] == [20, None]
+    recorder = Recorder(boxes.fd, 2, 1)
+    assert not recorder.take_up(3)
+    save(recorder, 3, 20)
+    assert [content(boxes, number) for number in (2, 3)] == [20, 20]
     boxes.close()
 
 

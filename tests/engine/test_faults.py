@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engine.faults import Fault, Faults, parse
+from holdfast.engine.faults import VARIABLE, Fault, Faults, parse
 
 
 def test_a_fault_says_where_what_and_when() -> None:
@@ -14,9 +14,10 @@ def test_a_fault_says_where_what_and_when() -> None:
     ]
 
 
-def test_nothing_is_no_fault() -> None:
-    assert parse("") == []
-    assert not Faults([], worker=0, generation=0)
+@pytest.mark.parametrize("text", ["", " ; ", "before-send:SIGKILL@worker=7"])
+def test_nothing_for_a_worker_is_no_fault(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    assert Faults.asked_for(worker=0, generation=0) is None
 
 
 @pytest.mark.parametrize(

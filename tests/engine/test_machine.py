@@ -78,6 +78,7 @@ class History(RuleBasedStateMachine):
         self.generations: dict[int, int] = {}
         self.heard: dict[int, list[tuple[int, int]]] = {w: [] for w in range(workers)}
         self.frozen: set[int] = set()
+        self.todo: deque[m.Action] = deque()
         self.sampler = list(range(length))
         self.delivered: list[int] = []
         self.ended = False
@@ -87,24 +88,34 @@ class History(RuleBasedStateMachine):
     # -- the driver's part ----------------------------------------------------------------
 
     def obey(self, actions: list[m.Action]) -> None:
+        """In the order of the decisions, as the driver does: what an action leads to comes after
+        those that were decided with it."""
+        first = not self.todo
         for action in actions:
-            if isinstance(action, m.Start):
-                expected = self.generations.get(action.worker, -1) + 1
-                assert action.generation == expected
-                self.generations[action.worker] = action.generation
-                self.inboxes[action.worker] = deque()
-                self.outboxes[action.worker] = deque()
-                self.frozen.discard(action.worker)
-                assert action.answered == len(self.heard[action.worker])
-            elif isinstance(action, m.Dispatch):
-                assert self.machine.alive(action.worker)
-                self.inboxes[action.worker].append(action.item)
-                # What a replacement is asked for again was handed out when it was thought smaller.
-                if isinstance(action.item, m.Task) and id(action.item) not in self.handed_out:
-                    self.handed_out[id(action.item)] = action.item
-                    self.nothing_too_much_is_handed_out()
-            elif isinstance(action, m.Abandon):
-                self.die(action.worker)
+            assert not isinstance(action, m.Dispatch) or self.machine.alive(action.worker)
+        self.todo.extend(actions)
+        while first and self.todo:
+            self.carry_out(self.todo[0])
+            self.todo.popleft()
+
+    def carry_out(self, action: m.Action) -> None:
+        if isinstance(action, m.Start):
+            if action.generation != self.machine.generation(action.worker):
+                return  # replaced before it began
+            assert action.generation > self.generations.get(action.worker, -1)
+            self.generations[action.worker] = action.generation
+            self.inboxes[action.worker] = deque()
+            self.outboxes[action.worker] = deque()
+            self.frozen.discard(action.worker)
+            assert action.answered == len(self.heard[action.worker])
+        elif isinstance(action, m.Dispatch):
+            self.inboxes[action.worker].append(action.item)
+            # What a replacement is asked for again was handed out when it was thought smaller.
+            if isinstance(action.item, m.Task) and id(action.item) not in self.handed_out:
+                self.handed_out[id(action.item)] = action.item
+                self.nothing_too_much_is_handed_out()
+        elif isinstance(action, m.Abandon):
+            self.die(action.worker)
 
     def draw(self) -> None:
         while self.machine.draws_due > 0:
@@ -146,7 +157,7 @@ class History(RuleBasedStateMachine):
             return
         generation = self.generations[worker]
         if self.machine.alive(worker) and not self.ready(worker):
-            self.machine.handle(m.WorkerReady(worker, generation))
+            self.obey(self.machine.handle(m.WorkerReady(worker, generation)))
         for _ in range(min(items, len(self.inboxes[worker]))):
             item = self.inboxes[worker].popleft()
             if isinstance(item, m.Task):
@@ -167,7 +178,7 @@ class History(RuleBasedStateMachine):
         for one in range(self.machine.workers) if at_once else [worker]:
             if one < self.machine.workers and self.machine.alive(one):
                 if not self.ready(one):
-                    self.machine.handle(m.WorkerReady(one, self.generations[one]))
+                    self.obey(self.machine.handle(m.WorkerReady(one, self.generations[one])))
                 self.die(one)
 
     @rule(worker=st.integers(0, 3))
@@ -204,7 +215,7 @@ class History(RuleBasedStateMachine):
         if worker >= self.machine.workers or not self.machine.busy(worker):
             return
         if not self.ready(worker):
-            self.machine.handle(m.WorkerReady(worker, self.generations[worker]))
+            self.obey(self.machine.handle(m.WorkerReady(worker, self.generations[worker])))
         generation = self.generations[worker]
         actions = self.machine.handle(m.WorkerStalled(worker, generation, self.now))
         assert actions == [m.Dump(worker, generation)]

@@ -56,6 +56,33 @@ def test_what_is_drawn_after_restoring_is_what_was_drawn_after_saving(
     assert some_draws(everything) == expected
 
 
+@pytest.mark.parametrize("name", sorted(DRAWS))
+def test_every_draw_is_noticed(name: str) -> None:
+    seed_worker(7, 0)
+    randomness, slot = Randomness(), np.zeros(16 * 1024, np.uint8)
+    assert not randomness.unchanged(), "nothing was saved yet"
+    for draws in range(1, 700):  # more than a twister makes at a time
+        DRAWS[name]()
+        assert not randomness.unchanged(), f"draw {draws}"
+        randomness.save(slot)
+
+
+def test_where_nothing_is_drawn_nothing_has_changed() -> None:
+    seed_worker(7, 0)
+    some_draws(["torch", "random", "numpy"])
+    randomness, slot = Randomness(), np.zeros(16 * 1024, np.uint8)
+    randomness.save(slot)
+    assert randomness.unchanged()
+    restore(slot.tobytes())
+    assert randomness.unchanged(), "it is the same state again"
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.MT19937(1))
+    try:
+        assert not randomness.unchanged(), "another generator"
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_the_quick_way_is_taken_in_this_interpreter() -> None:
     """If it were not, every test here would pass and every batch would cost 90 µs more."""
     randomness, slot = Randomness(), np.zeros(16 * 1024, np.uint8)

@@ -19,7 +19,8 @@ the sparse part of the file, a place for each worker's `faulthandler` dump.
 Random states are numbered by how many items (tasks and epoch resumptions) the worker had answered
 when they were saved. State n+1 is written before answer n+1 is sent, into the slot that does not
 hold state n, and gets its number last: whatever moment a SIGKILL chooses, the state that fits the
-number of answers the parent has received is whole.
+number of answers the parent has received is whole. If answer n+1 has left the state as it was,
+nothing is written but that the slot of state n holds for n+1 too.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ NURSERY = "hf_nursery"
 """What the process that forks the workers is called, so that it is known from outside."""
 _NOTE = struct.Struct("<qqqd")  # task, position in the batch, step, since (monotonic)
 _NUMBER = struct.Struct("<q")
+_RANGE = struct.Struct("<qq")  # for which numbers a state holds, the first and the last; each + 1
 _SLOT = 16 * 1024
 _SLOTS = 4096  # the first slot starts a page after the note
 _WORDS = _SLOTS + 2 * _SLOT
@@ -128,8 +130,9 @@ class BlackBoxes:
         """The random state saved after `number` answers, if the worker got that far."""
         for slot in range(2):
             at = worker * _REGION + _SLOTS + slot * _SLOT
-            if _NUMBER.unpack_from(self._memory, at)[0] == number + 1:
-                return self._memory[at + 8 : at + _SLOT]
+            first, last = _RANGE.unpack_from(self._memory, at)
+            if first <= number + 1 <= last:
+                return self._memory[at + _RANGE.size : at + _SLOT]
         return None
 
     def take_dump(self, worker: int) -> str:
@@ -155,15 +158,18 @@ class Recorder:
     def __init__(self, fd: int, workers: int, worker: int) -> None:
         self._memory = mmap.mmap(fd, workers * _REGION)
         self._at = worker * _REGION
+        view = memoryview(self._memory)
         # The position, for the loop over samples: cell[0] = 3.
-        self.cell = memoryview(self._memory)[self._at + 8 : self._at + 16].cast("q")
+        self.cell = view[self._at + 8 : self._at + 16].cast("q")
         # How often the parent has rung, to be compared with how often it had.
         bell = self._at + _BELL_AT
-        self.bell = memoryview(self._memory)[bell : bell + 8].cast("q").toreadonly()
+        self.bell = view[bell : bell + 8].cast("q").toreadonly()
         whole: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         starts = [self._at + _SLOTS + slot * _SLOT for slot in range(2)]
-        self._numbers = starts
-        self._slots = [whole[start + 8 : start + _SLOT] for start in starts]
+        # Cells, because a number must be there whole or not at all.
+        self._ranges = [view[start : start + _RANGE.size].cast("q") for start in starts]
+        self._slots = [whole[start + _RANGE.size : start + _SLOT] for start in starts]
+        self._current = 0  # the slot of the last state
         # A file description of its own, so that its offset is nobody else's.
         self.dump_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         dumps_at = workers * _REGION + worker * _dump_size(fd, workers)
@@ -182,19 +188,34 @@ class Recorder:
         position = self.cell[0]
         return None if position == _NOTHING else position
 
-    def slot_for(self, number: int) -> NDArray[np.uint8]:
-        """The slot to save random state `number` in; `commit` makes it valid."""
-        slot = number % 2
-        _NUMBER.pack_into(self._memory, self._numbers[slot], 0)
-        return self._slots[slot]
+    def take_up(self, number: int) -> bool:
+        """Whether a predecessor has saved random state `number`; any later one is forgotten."""
+        for slot, (first, last) in enumerate(self._ranges):
+            if first <= number + 1 <= last:
+                self._current = slot
+                self._ranges[slot][1] = number + 1
+                self._ranges[1 - slot][1] = 0
+                return True
+            if first <= number <= last:
+                self._current = slot  # not to be written over before there is another
+        return False
 
-    def holds(self, number: int) -> bool:
-        """Whether random state `number` is saved already."""
-        found: int = _NUMBER.unpack_from(self._memory, self._numbers[number % 2])[0]
-        return found == number + 1
+    def free_slot(self) -> NDArray[np.uint8]:
+        """Where to save the next random state; `commit` makes it valid."""
+        free = 1 - self._current
+        self._ranges[free][1] = 0
+        return self._slots[free]
 
     def commit(self, number: int) -> None:
-        _NUMBER.pack_into(self._memory, self._numbers[number % 2], number + 1)
+        """What is in the free slot now is random state `number`."""
+        self._current = 1 - self._current
+        place = self._ranges[self._current]
+        place[0] = number + 1
+        place[1] = number + 1
+
+    def still(self, number: int) -> None:
+        """Random state `number` is the same as the one before it."""
+        self._ranges[self._current][1] = number + 1
 
 
 def keep_words(fd: int, worker: int, words: bytes | None) -> None:

@@ -90,20 +90,21 @@ class Channel:
 
     # -- the parent's side: never blocks --------------------------------------------------
 
-    def post(self, message: Buffer) -> None:
-        """Send now what the kernel takes, keep the rest for `flush`."""
+    def post(self, message: Buffer) -> bool:
+        """Send now what the kernel takes, keep the rest for `flush`; whether there is a rest."""
         if not self.open:
-            return
+            return False
         if not self._outbox and len(message) <= PACKET:
             try:
                 self.sock.send(b"".join((_LAST, message)))
-                return
+                return False
             except BlockingIOError:
                 pass
             except OSError:  # the worker is gone; its death is reported elsewhere
-                return
+                return False
         self._outbox.extend(b"".join(packet) for packet in _packets(message))
         self.flush()
+        return self.pending
 
     def flush(self) -> None:
         """Send what waits in the outbox, as far as the kernel takes it."""

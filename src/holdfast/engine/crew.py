@@ -25,7 +25,7 @@ from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
 from holdfast.engine.epoch import Epoch
-from holdfast.engine.holdings import Holdings
+from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.nurse import Born, Died, NotBorn, Report, Signalled
 from holdfast.engine.obituaries import Ending, Obituaries, starts
 from holdfast.engine.protocol import (
@@ -93,6 +93,7 @@ class Crew:
         self._logbook = logbook
         self._held_back = False  # batches had to wait for memory, and that was noted
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
+        self._todo: deque[m.Action] = deque()  # the first is being carried out
 
     # -- what the watch has to know -------------------------------------------------------
 
@@ -165,7 +166,12 @@ class Crew:
         place.pulse.heard = True
         kind = message[:1]
         event: m.Event
-        if kind == READY:
+        if kind == BATCH:  # first, because nearly all are
+            number, content = self._open(place, message)
+            parcel = codec.receive(memoryview(message)[content:], place.window)
+            answer = self._with_reports(place, parcel) if place.reports else parcel
+            event = m.BatchReady(worker, generation, number, answer, parcel.nbytes)
+        elif kind == READY:
             event = m.WorkerReady(worker, generation)
             self._note_late_start(worker)
         elif kind == REFUSED:
@@ -188,31 +194,43 @@ class Crew:
         elif kind == SURVIVED:
             event = m.Survived(worker, generation)
         else:
-            number, size = HEAD.unpack_from(message, 1)
-            content = CONTENT + size
-            place.dataset_state = message[CONTENT:content] or None
-            reports, place.reports = place.reports, ()
-            answer: Any
-            if kind == BATCH:
-                parcel = codec.receive(memoryview(message)[content:], place.window)
-                answer = Reported(parcel, reports) if reports else parcel
-                event = m.BatchReady(worker, generation, number, answer, parcel.nbytes)
-            elif kind == ERROR:
-                failed = Failed(pickle.loads(message[content:]))
-                answer = Reported(failed, reports) if reports else failed
-                event = m.BatchReady(worker, generation, number, answer)
-            elif kind == NOTHING_LEFT:
-                event = m.BatchReady(worker, generation, number, Reported(DROPPED, reports))
-            elif kind == ENDED:
-                self.epoch.unclaimed.extend(reports)
-                event = m.ReplicaEnded(worker, generation, number)
-            else:
-                assert kind == RESUMED, kind
-                place.epoch_state = message[content:]
-                # That was the dataset's state before the epoch; there is none in it yet.
-                place.resting_state, place.dataset_state = place.dataset_state, None
-                event = m.Resumed(worker, generation)
-        self.carry_out(machine.handle(event))
+            event = self._answer(worker, generation, kind, message)
+        actions = machine.handle(event)
+        if actions:
+            self.carry_out(actions)
+
+    def _answer(self, worker: int, generation: int, kind: bytes, message: bytes) -> m.Event:
+        """The event that an answer is which brings no batch."""
+        place = self._places[worker]
+        number, content = self._open(place, message)
+        if kind == ERROR:
+            answer: Any = Failed(pickle.loads(message[content:]))
+            if place.reports:
+                answer = self._with_reports(place, answer)
+            return m.BatchReady(worker, generation, number, answer)
+        if kind == NOTHING_LEFT:
+            return m.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
+        if kind == ENDED:
+            self.epoch.unclaimed.extend(place.reports)
+            place.reports = ()
+            return m.ReplicaEnded(worker, generation, number)
+        assert kind == RESUMED, kind
+        place.epoch_state = message[content:]
+        # That was the dataset's state before the epoch; there is none in it yet.
+        place.resting_state, place.dataset_state = place.dataset_state, None
+        return m.Resumed(worker, generation)
+
+    def _open(self, place: Place, message: bytes) -> tuple[int, int]:
+        """The number of the task that is answered, and where the content begins."""
+        number, size = HEAD.unpack_from(message, 1)
+        content = CONTENT + size
+        place.dataset_state = message[CONTENT:content] if size else None
+        return number, content
+
+    def _with_reports(self, place: Place, result: Any) -> Reported:
+        """The answer, and the bad samples that were reported just before it."""
+        reports, place.reports = place.reports, ()
+        return Reported(result, reports)
 
     def _note_late_start(self, worker: int) -> None:
         tries = self.machine.tries(worker)
@@ -420,25 +438,44 @@ class Crew:
     # -- actions --------------------------------------------------------------------------
 
     def carry_out(self, actions: list[m.Action]) -> None:
-        for action in actions:
-            if isinstance(action, m.Dispatch):
-                self._dispatch(action)
-            elif isinstance(action, m.Start):
-                self._start(action)
-            elif isinstance(action, m.Convict):
-                self._convict(action)
-            elif isinstance(action, m.Separate):
-                action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
-            elif action.generation != self.machine.generation(action.worker):
-                continue  # an action before this one has replaced it already
-            elif isinstance(action, m.Abandon):
-                self._abandon(action.worker)
-            else:
-                if isinstance(action, m.Dump):
-                    self._coroner.before_kill(action.worker)
-                number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
-                self._places[action.worker].kill_confirmed = False
-                self._holdings.nursery.signal(action.worker, action.generation, number)
+        """Do this, in the order in which it was decided.
+
+        What is done may itself be an event (an `Abandon` is a death) that leads to more actions:
+        those have to wait for what was decided before, or a task would be sent to a worker whose
+        start is still to come.
+        """
+        todo = self._todo
+        if todo:
+            todo.extend(actions)
+            return  # somebody further up is at it
+        todo.extend(actions)
+        try:
+            while todo:
+                self._carry_out(todo[0])
+                todo.popleft()
+        except BaseException:
+            todo.clear()
+            raise
+
+    def _carry_out(self, action: m.Action) -> None:
+        if isinstance(action, m.Dispatch):
+            self._dispatch(action)
+        elif isinstance(action, m.Convict):
+            self._convict(action)
+        elif isinstance(action, m.Separate):
+            action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
+        elif action.generation != self.machine.generation(action.worker):
+            return  # an action before this one has replaced it already
+        elif isinstance(action, m.Start):
+            self._start(action)
+        elif isinstance(action, m.Abandon):
+            self._abandon(action.worker)
+        else:
+            if isinstance(action, m.Dump):
+                self._coroner.before_kill(action.worker)
+            number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
+            self._places[action.worker].kill_confirmed = False
+            self._holdings.nursery.signal(action.worker, action.generation, number)
 
     def _dispatch(self, action: m.Dispatch) -> None:
         place, item = self._places[action.worker], action.item

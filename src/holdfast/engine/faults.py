@@ -58,7 +58,8 @@ class Fault:
 
 
 class Faults:
-    """The faults that may strike one worker process."""
+    """The faults that may strike one worker process. Where there are none, use None: the points
+    are on the way of every batch."""
 
     def __init__(self, faults: list[Fault], worker: int, generation: int) -> None:
         self._faults = [
@@ -68,8 +69,12 @@ class Faults:
         ]
         self._dice = random.Random(f"{[f.seed for f in faults]}-{worker}-{generation}")
 
-    def __bool__(self) -> bool:
-        return bool(self._faults)
+    @classmethod
+    def asked_for(cls, worker: int, generation: int) -> Faults | None:
+        """What the environment wants for this process."""
+        text = os.environ.get(VARIABLE)
+        faults = cls(parse(text), worker, generation) if text else None
+        return faults if faults is not None and faults._faults else None
 
     def strike(self, point: str, task: int | None = None) -> None:
         for fault in self._faults:
@@ -81,9 +86,9 @@ class Faults:
 
 def strike_start(point: str, worker: int, generation: int) -> None:
     """At one of the `START_POINTS`."""
-    text = os.environ.get(VARIABLE)
-    if text:
-        Faults(parse(text), worker, generation).strike(point)
+    faults = Faults.asked_for(worker, generation)
+    if faults is not None:
+        faults.strike(point)
 
 
 def parse(text: str) -> list[Fault]:

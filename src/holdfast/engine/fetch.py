@@ -22,8 +22,8 @@ __all__ = ["SELDOM", "Fetcher", "IterableFetcher", "MapFetcher", "makes_batches"
 SELDOM = 15  # batches, after one of small samples, until one is looked at for large ones again
 
 
-def _nothing() -> None:
-    pass
+def _nothing() -> int:
+    return 1 << 30
 
 
 class Fetcher:
@@ -38,7 +38,7 @@ class Fetcher:
         drop_last: bool,
         recorder: Any,  # a `Recorder`, or a `NoRecorder`
         arena: Arena | None,
-        faults: Faults,
+        faults: Faults | None,
     ) -> None:
         self.dataset = dataset
         self.auto_collation = auto_collation
@@ -49,7 +49,9 @@ class Fetcher:
         self.arena = arena if places else None
         self.faults = faults
         self.step = "fetch"  # what it was doing when it raised
-        self.tidy: Callable[[], None] = _nothing  # called after every few samples
+        # Called after a few samples; says after how many it wants to be called again.
+        self.tidy: Callable[[], int] = _nothing
+        self._until_tidy = 1
         self._leave_out = 0  # batches in which not to look for large samples
 
     def _collate(self, task: int, data: Any) -> Any:
@@ -111,23 +113,26 @@ class MapFetcher(Fetcher):
 
     def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
         data: list[Any] = []
-        cell, dataset, tidy = self.recorder.cell, self.dataset, self.tidy
+        cell, dataset, until_tidy = self.recorder.cell, self.dataset, self._until_tidy
         keys = enumerate(index)
         if placement is not None:
             # No variable may hold a sample here: its memory is for the next one.
             for position, key in keys:
                 cell[0] = position
                 data.append(placement.place(dataset[key]))
-                if not position & 3:
-                    tidy()
+                until_tidy -= 1
+                if not until_tidy:
+                    until_tidy = self.tidy()
                 if placement.useless:
                     self._leave_out = SELDOM
                     break
         for position, key in keys:
             cell[0] = position
             data.append(dataset[key])
-            if not position & 3:
-                tidy()
+            until_tidy -= 1
+            if not until_tidy:
+                until_tidy = self.tidy()
+        self._until_tidy = until_tidy
         return data
 
 
@@ -162,8 +167,9 @@ class IterableFetcher(Fetcher):
             except StopIteration:
                 self.ended = True
                 break
-            if not position & 3:
-                self.tidy()
+            self._until_tidy -= 1
+            if not self._until_tidy:
+                self._until_tidy = self.tidy()
         if placement is not None and placement.useless:
             self._leave_out = SELDOM
         if not data or (self.drop_last and len(data) < len(index)):

@@ -155,8 +155,7 @@ class Holdings:
             )
 
     def post(self, channel: Channel, message: bytes) -> None:
-        channel.post(message)
-        if channel.pending:
+        if channel.post(message):
             self.poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
 
     def flush(self, channel: Channel) -> None:

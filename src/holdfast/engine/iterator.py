@@ -38,7 +38,6 @@ from holdfast.engine.careful import DROPPED
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
-from holdfast.engine.faults import Faults
 from holdfast.engine.handle import WorkerHandle
 from holdfast.engine.payload import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
@@ -86,7 +85,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             "drop_last": self._drop_last,
             "recorder": NoRecorder(),
             "arena": None,
-            "faults": Faults([], 0, 0),
+            "faults": None,
             "policy": account.policy,
             "worker_id": None,
             "catch": Exception,

@@ -148,56 +148,56 @@ class Pool:
     # -- the consumer's side --------------------------------------------------------------
 
     def next(self, draw: Callable[[], Any], timeout: float) -> Taken:
-        """The next delivery, in the order the machine decides.
+        """The next delivery, in the order the machine decides. Call it under the lock.
 
         It stays in `taken` until the consumer has made its batch of it, however often a signal
         handler raises in between.
         """
-        self.check_owner()
         machine = self.machine
-        with self.lock:
-            self._enter()
-            try:
-                if self.watch.stage is not OPEN:
-                    if self.epoch.ended:
-                        self._leave()
-                        return m.END  # and stays so, however often it is asked
-                    self._check()
-                if machine.held_back:
-                    self.crew.carry_out(machine.unpacked())
-                if (machine.share.largest or 0) >= LARGE:
-                    self.crew.give_back()
-                if machine.draws_due:
-                    self._draw(draw)
-                taken: Any = machine.take()
-                if taken is None and self.crew.hear_awaited():
-                    taken = machine.take()
-                if taken is None or isinstance(taken, m.GaveUp):
-                    taken = self._wait(draw, timeout)
-                self.epoch.taken = taken
-                if isinstance(taken, m.Delivery):
-                    stats = self.stats
-                    stats.batches += 1
-                    result = taken.result
-                    if isinstance(result, codec.Parcel):
-                        stats.bytes += result.nbytes
-                    elif isinstance(result, Reported):
-                        self._count_reported(result)
-                    share = machine.share
-                    if share.peak > stats.most_in_flight_bytes:
-                        stats.most_in_flight_bytes = share.peak
-                    if share.largest and share.largest > stats.largest_batch_bytes:
-                        stats.largest_batch_bytes = share.largest
-                    self._draw(draw)
-                else:
-                    self.epoch.ended = taken is m.END
-                    if self.epoch.ended and self.epoch.sampler_error is not None:
-                        self._say_that_it_is_incomplete()
-            except BaseException as error:
-                self._fail(error)
-                raise
-            self._leave()
-            return taken  # type: ignore[no-any-return]
+        self._enter()
+        try:
+            if self.watch.stage is not OPEN:
+                if self.epoch.ended:
+                    self._leave()
+                    return m.END  # and stays so, however often it is asked
+                self._check()
+            if machine.held_back:
+                self.crew.carry_out(machine.unpacked())
+            if (machine.share.largest or 0) >= LARGE:
+                self.crew.give_back()
+            if machine.draws_due:
+                self._draw(draw)
+            taken: Any = machine.take()
+            if taken is None and self.crew.hear_awaited():
+                taken = machine.take()
+            if taken is None or isinstance(taken, m.GaveUp):
+                taken = self._wait(draw, timeout)
+            self.epoch.taken = taken
+            if isinstance(taken, m.Delivery):
+                self._count(taken.result)
+                self._draw(draw)
+            else:
+                self.epoch.ended = taken is m.END
+                if self.epoch.ended and self.epoch.sampler_error is not None:
+                    self._say_that_it_is_incomplete()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._leave()
+        return taken  # type: ignore[no-any-return]
+
+    def _count(self, result: Any) -> None:
+        stats, share = self.stats, self.machine.share
+        if isinstance(result, Reported):
+            result = result.result
+        if isinstance(result, codec.Parcel):
+            stats.bytes += result.nbytes
+        if result is not DROPPED:  # else there is none
+            stats.batches += 1
+        if share.peak > stats.most_in_flight_bytes:
+            stats.most_in_flight_bytes = share.peak
+        if share.largest and share.largest > stats.largest_batch_bytes:
+            stats.largest_batch_bytes = share.largest
 
     def _say_that_it_is_incomplete(self) -> None:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
@@ -227,12 +227,6 @@ class Pool:
         with self.lock:
             if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
                 self.epoch.taken = None
-
-    def _count_reported(self, reported: Reported) -> None:
-        if reported.result is DROPPED:
-            self.stats.batches -= 1  # there is none
-        elif isinstance(reported.result, codec.Parcel):
-            self.stats.bytes += reported.result.nbytes
 
     def _wait(self, draw: Callable[[], Any], timeout: float) -> Taken:
         """Wait for what the consumer is to get."""

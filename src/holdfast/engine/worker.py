@@ -21,6 +21,7 @@ import os
 import pickle
 import signal
 import socket
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import IDLE, REPLAY, SEND, START, STOP, Recorder
-from holdfast.engine import faults as fault_points
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
@@ -88,11 +88,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         signal.signal(number, signal.SIG_IGN)
     _prefer_for_oom()
     keeper = Housekeeper(setup.allowance)
-    faults = Faults(
-        fault_points.parse(os.environ.get(fault_points.VARIABLE, "")),
-        setup.worker,
-        setup.generation,
-    )
+    faults = Faults.asked_for(setup.worker, setup.generation)
     recorder = Recorder(equipment.blackboxes, setup.workers, setup.worker)
     keeper.noted = recorder.measured
     # torch puts its own handlers first, which would hide the stack; we do not install them.
@@ -127,7 +123,7 @@ class _Worker:
         channel: Channel,
         recorder: Recorder,
         arena: Arena,
-        faults: Faults,
+        faults: Faults | None,
         keeper: Housekeeper,
     ) -> None:
         self.setup = setup
@@ -136,6 +132,7 @@ class _Worker:
         self.retired = False
         self.tracer = Tracer(setup.trace, dataset=blueprint.dataset) if setup.trace else None
         self.blueprint = blueprint
+        self.careful = blueprint.policy is not None  # with samples that may be bad
         self.dataset = blueprint.dataset
         self.channel = channel
         self.recorder = recorder
@@ -174,6 +171,7 @@ class _Worker:
         self.channel.send(READY)
         if self.faults:
             self.faults.strike("after-ready")
+        keeper = self.keeper
         while True:
             if not self.orders:
                 message = self.channel.receive()
@@ -201,14 +199,17 @@ class _Worker:
                 raise AssertionError(f"an order that no worker knows: {kind!r}")
             if self.retired:
                 return
-            if kind in ("task", "briefed"):
+            if self.tracer is not None and kind in ("task", "briefed"):
                 self._look_for_leaks(Tracer.step)
-            self.arena.trim()
-            if not self.keeper.after_batch(traced=self.tracer is not None):
-                self._retire()
-                return
-            if self.keeper.measured:
-                self._tell_sizes()
+            keeper.batches += 1
+            now = time.monotonic()
+            if now >= keeper.due_at:
+                self.arena.trim()
+                if not keeper.look(now, traced=self.tracer is not None):
+                    self._retire()
+                    return
+                if keeper.measured:
+                    self._tell_sizes()
             if self.recorder.bell[0] != self.heard:
                 self.heard = self.recorder.bell[0]
                 self._look_for_released()
@@ -299,7 +300,7 @@ class _Worker:
                 self._replay(setup.replica)
         if setup.random_state is not None:
             restore(setup.random_state)
-            if not self.recorder.holds(setup.answered):
+            if not self.recorder.take_up(setup.answered):
                 self._save_random_state(setup.answered)
 
     def _make_fetcher(self, state: dict[str, Any] | None = None) -> None:
@@ -399,7 +400,7 @@ class _Worker:
             else:
                 self._fail(number, error)
         else:
-            if self._lacked_memory(None):
+            if self.careful and self._lacked_memory(None):
                 self._retire()
                 return
             self.fresh = False
@@ -421,8 +422,7 @@ class _Worker:
         if error is not None:
             return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         fetcher = self.fetcher
-        if not isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher)):
-            return False
+        assert isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher))
         return any("MemoryError" in bad.error for bad in fetcher.reports)
 
     def _do_trial(self, number: int, index: Any, brief: Brief | None, code: int) -> None:
@@ -461,9 +461,7 @@ class _Worker:
         self.exhausted = False
         if not self.uninitialised:
             self.broken = None
-        slot = self.recorder.slot_for(self.answered + 1)
-        self.randomness.save(slot)
-        epoch_state = slot.tobytes()
+        epoch_state = self.randomness.saved()
         fetcher = self.fetcher
         if self.loaded and self.answered == self.setup.answered:
             # Nothing was drawn since a state was loaded: the dataset would go on from it now.
@@ -485,27 +483,35 @@ class _Worker:
         """Save the random state, then send: see the black box for why in this order."""
         self.answered += 1
         self._save_random_state(self.answered)
-        state = self._dataset_state() if state is None else state
-        self._report()
+        if state is None:
+            state = self._dataset_state() if self.blueprint.iterable else b""
+        if self.careful and self.fetcher is not None:
+            self._report()
         message = b"".join((kind, HEAD.pack(number, len(state)), state, content))
-        self.recorder.note(number, -1, SEND)
-        if self.faults:
-            self.faults.strike("before-send", number)
-            self.channel.send(message, lambda: self.faults.strike("mid-send", number))
-            self.faults.strike("after-send", number)
-        else:
+        if kind is not BATCH:  # of which it is noted since its encoding began
+            self.recorder.note(number, -1, SEND)
+        faults = self.faults
+        if faults is None:
             self.channel.send(message)
+        else:
+            faults.strike("before-send", number)
+            self.channel.send(message, lambda: faults.strike("mid-send", number))
+            faults.strike("after-send", number)
 
     def _report(self) -> None:
         """Bad samples travel just ahead of the answer; without it they are forgotten."""
         fetcher = self.fetcher
-        if isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher)) and fetcher.reports:
+        assert isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher))
+        if fetcher.reports:
             self.channel.send(REPORT + pickle.dumps(fetcher.reports, 5))
             fetcher.reports = []
 
     def _save_random_state(self, number: int) -> None:
-        self.randomness.save(self.recorder.slot_for(number))
-        self.recorder.commit(number)
+        if self.randomness.unchanged():
+            self.recorder.still(number)
+        else:
+            self.randomness.save(self.recorder.free_slot())
+            self.recorder.commit(number)
 
     def _dataset_state(self) -> bytes:
         """The state of an iterable dataset that offers one, to take up from after a death."""

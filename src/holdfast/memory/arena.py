@@ -603,7 +603,9 @@ class Window:
     def take_released(self) -> list[int]:
         """All offsets released since the last call: tell them to the worker."""
         forks.sweep()
-        offsets = []
+        offsets: list[int] = []
+        if not self.released.leases:
+            return offsets  # nothing was lent, or all was told already
         while self.released:
             offsets.append(self.released.popleft())
         return offsets

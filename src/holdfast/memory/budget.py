@@ -56,7 +56,7 @@ class Budget:
 
     @property
     def in_flight(self) -> int:
-        return sum(share.in_flight for share in self._shares)
+        return sum([share.in_flight for share in self._shares])
 
     def adapt(self, free: int | None, ranks: int, unborn: int = 0) -> None:
         """Follow what the machine has left; only for a budget nobody has given a number. `unborn`
@@ -84,8 +84,8 @@ class Budget:
     def take(self, share: Share, nbytes: int) -> bool:
         """Count `nbytes` for this share, if they fit."""
         with self._lock:
-            limit = self.limit
-            if share.in_flight and limit is not None:
+            limit = self.limit if share.in_flight else None
+            if limit is not None:
                 if share.cap is not None:
                     limit = min(limit, share.cap)
                 if share.alone or self.in_flight + nbytes > limit:

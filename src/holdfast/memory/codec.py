@@ -441,6 +441,10 @@ def _raw(address: int, nbytes: int) -> Bytes:
 
 def encode(batch: Any, arena: Arena | None) -> bytes:
     """The batch as a frame. Blocks it refers to are published; if pickling fails, none is."""
+    if type(batch) is torch.Tensor:
+        frame = _small_frame(batch)
+        if frame is not None:
+            return frame
     spans: list[_Span] = []
     outline = _outline(batch, spans)
     if outline is None:
@@ -478,6 +482,26 @@ def _frame(spans: list[_Span], outline: Any, pickled: bytes, arena: Arena | None
 
 
 _heads: dict[Any, bytes] = {}
+
+
+def _small_frame(tensor: torch.Tensor) -> bytes | None:
+    """What `_plain_frame` makes of one small tensor. Of such batches there are the most in a
+    second; None if it is not that simple."""
+    nbytes, shape = tensor.nbytes, tensor.shape
+    # Where a length is 1, a contiguous tensor may have any stride.
+    if not 0 < nbytes < SMALL or 1 in shape or not tensor.is_contiguous() or _is_unusual(tensor):
+        return None
+    address = tensor.data_ptr()
+    if not address:
+        return None
+    padding = -nbytes % _ALIGN
+    head = _heads.get((tensor.dtype, shape))
+    if head is None:
+        head = _head_of([_span_of_tensor(tensor, 0)], _BARE, [], nbytes + padding)
+        if len(_heads) < 256:
+            _heads[tensor.dtype, shape] = head
+    content = ctypes.string_at(address, nbytes)
+    return b"".join((head, content, _PADDING[:padding])) if padding else head + content
 
 
 def _plain_frame(spans: list[_Span], outline: Any, arena: Arena | None) -> bytes | None:
@@ -598,6 +622,11 @@ def _place(spans: list[_Span], room: _Room) -> tuple[list[_Entry], list[_Entry]]
     return entries, [(places[piece], segments.pieces[piece][1]) for piece in segments.shared]
 
 
+_tables: dict[bytes, Any] = {}
+"""Tables of frames that refer to no block, as they were written and as they are read: those of
+small batches are like each other."""
+
+
 class Parcel:
     """A frame that has arrived: its blocks are safe, its objects are not made yet.
 
@@ -614,7 +643,12 @@ class Parcel:
         self.nbytes = len(frame)
         length = _HEADER.unpack_from(frame)[0]
         if length:
-            table = marshal.loads(self._frame[_HEADER.size : _HEADER.size + length])
+            head = self._frame[_HEADER.size : _HEADER.size + length].tobytes()
+            table = _tables.get(head)
+            if table is None:
+                table = marshal.loads(head)
+                if not table[0] and len(_tables) < 256 and length < 4096:
+                    _tables[head] = table
             self._table = table
             if table[0]:
                 if window is None:
@@ -628,23 +662,16 @@ class Parcel:
         has the batch lets go of the parcel, or it would hold the blocks as well."""
         frame, table = self._frame, self._table
         length, pickled, small = _HEADER.unpack_from(frame)
-        at = _HEADER.size + length
-        stream: Any = frame[at : at + pickled]
+        start = _HEADER.size + length
+        at = start + pickled
         if table is None:
-            return pickle.loads(stream)
-        if self._window is not None:
-            self._window.deliver(table[0])
+            return pickle.loads(frame[start:at])
+        blocks, _, large, shared, entries, outline, pickle_block = table
+        if blocks and self._window is not None:
+            self._window.deliver(blocks)
         memories: list[Any] = [*self._leases]
-        _, _, large, shared, entries, outline, pickle_block = table
-        if pickle_block is not None:
-            stream = memories[pickle_block]
-        at += pickled + small
-        parts = []
-        for nbytes in large:
-            parts.append(np.frombuffer(frame[at : at + nbytes], np.uint8).copy())
-            at += nbytes
-        at = _HEADER.size + length + pickled
-        memories += reversed(parts)
+        if large:
+            memories += reversed(list(_parts(frame[at + small :], large)))
         memories.append(bytearray(frame[at : at + small]))
         if outline == _BARE and not shared:
             ((code, place, size, layout),) = entries
@@ -652,12 +679,21 @@ class Parcel:
                 return _tensor(memories[place[0]], place[1], code >> 2, size, layout)
         objects = _objects(entries, shared, memories)
         if outline is None:
+            stream: Any = frame[start:at] if pickle_block is None else memories[pickle_block]
             return pickle.loads(stream, buffers=objects)
         if outline == _BARE:
             return next(objects)
         if isinstance(outline, bool):
             return tuple(objects) if outline else list(objects)
         return dict(zip(outline, objects, strict=True))
+
+
+def _parts(frame: memoryview, sizes: list[int]) -> Iterator[Bytes]:
+    """Copies of what lies one after the other in the frame."""
+    at = 0
+    for nbytes in sizes:
+        yield np.frombuffer(frame[at : at + nbytes], np.uint8).copy()
+        at += nbytes
 
 
 def receive(frame: Frame, window: Window | None) -> Parcel:

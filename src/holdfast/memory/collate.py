@@ -79,9 +79,12 @@ class _Stack:
             placed = _placed(batch, first)
             if placed is not None:
                 return placed
-            shape = (len(batch), *first.shape)
             nbytes = len(batch) * first.nbytes
-            room = self._room(shape, first.dtype, nbytes)
+            if nbytes < SMALL:
+                stacked = _stack_small(batch, first)
+                if stacked is not None:
+                    return stacked
+            room = self._room((len(batch), *first.shape), first.dtype, nbytes)
         else:
             room = self._room_like(first, len(batch))
         try:
@@ -114,6 +117,18 @@ class _Stack:
         )
         room: torch.Tensor = first.new(storage).resize_(length, *first.size())
         return room
+
+
+def _stack_small(batch: _Tensors, first: torch.Tensor) -> torch.Tensor | None:
+    """What is too small for the arena, stacked where torch likes; None if that is not what it
+    would be with `out`, or fails: its users know the errors they get with `out`."""
+    try:
+        stacked = torch.stack(batch)
+    except Exception:
+        return None
+    if stacked.dtype is first.dtype and stacked.is_contiguous() and not stacked.requires_grad:
+        return stacked if type(stacked) is torch.Tensor else None
+    return None
 
 
 def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -40,7 +40,9 @@ __all__ = ["Copies", "Garbage", "Housekeeper", "trim"]
 STEP: Final = 32 << 20  # growth after which young garbage is collected
 LARGEST_STEP: Final = 1 << 30
 QUICK: Final = 0.004  # seconds between two looks at the size while a batch is made
-OFTEN: Final = 0.01  # and between two looks at the limit
+FEW: Final = 4  # samples until it is asked again whether it is time for that ...
+MANY: Final = 16  # ... and if they are so quick that it never is
+OFTEN: Final = 0.01  # seconds between two looks at the limit
 SELDOM: Final = 10.0  # and between two walks through all pages; 100 times what one costs at least,
 # unless there was a reason to look sooner
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -97,7 +99,7 @@ class Copies:
 
 
 class Housekeeper:
-    """Made with the worker's first instruction; asked between samples and after batches."""
+    """Made with the worker's first instruction; asked between samples and between batches."""
 
     def __init__(self, allowance: Allowance) -> None:
         self.allowance = allowance
@@ -107,11 +109,14 @@ class Housekeeper:
         self._birth = self._anonymous()
         self._trimmed = 0
         self._measured = True  # nobody has asked for the last measurement yet
-        self._batches = 0
+        self.batches = 0
+        """How many it has made so far; counted by whoever makes them."""
         self._copied = 0  # inherited pages that it has made its own, beyond those that all do
         self._walk_at = time.monotonic() + SELDOM
         self._copies = Copies(_faulted())
-        self._quick_at = self._often_at = 0.0
+        self._quick_at = self._asked_at = 0.0
+        self.due_at = 0.0
+        """When to call `look`, after a batch."""
         self._garbage = Garbage(self._birth)
         self._ladder: Ladder | None = None
         self.limits_allocations = False
@@ -136,7 +141,7 @@ class Housekeeper:
         self._measured = False
         return Point(
             time.monotonic(),
-            self._batches,
+            self.batches,
             max(0, self._anonymous() - self._birth),
             self.private(),
             self._trimmed,
@@ -172,11 +177,15 @@ class Housekeeper:
                 wanted = min(wanted, bound)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
-    def between_samples(self) -> None:
+    def between_samples(self) -> int:
+        """Look at the size, if it is time; after how many samples to call again."""
         now = time.monotonic()
         if now >= self._quick_at:
             self._quick_at = now + QUICK
             self._collect_if_grown()
+        quick = now - self._asked_at < QUICK / 4
+        self._asked_at = now
+        return MANY if quick else FEW
 
     def _collect_if_grown(self) -> None:
         before = self._anonymous()
@@ -194,16 +203,12 @@ class Housekeeper:
         trim()
         self._trimmed += max(0, before - self._anonymous())
 
-    def after_batch(self, *, traced: bool = False) -> bool:
+    def look(self, now: float, *, traced: bool = False) -> bool:
         """Whether this worker may take another task; if not, it should go.
 
         One that is traced copies much of what it inherited by looking at it. That is no reason.
         """
-        self._batches += 1
-        now = time.monotonic()
-        if now < self._often_at:
-            return True
-        self._often_at = now + OFTEN
+        self.due_at = now + OFTEN
         self._collect_if_grown()
         if now >= self._walk_at:
             took = self._walk()

@@ -1,0 +1,45 @@
+"""The order in which the driver carries out what the machine has decided."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from holdfast.engine import machine as m
+from holdfast.engine.crew import Crew
+
+
+class Idle(Crew):
+    """A crew of nobody that writes down what it would do; abandoning leads to more, as it does."""
+
+    def __init__(self) -> None:
+        self._todo = deque()
+        self.done: list[m.Action] = []
+
+    def _carry_out(self, action: m.Action) -> None:
+        if isinstance(action, m.Kill):
+            raise KeyboardInterrupt
+        self.done.append(action)
+        if isinstance(action, m.Abandon):
+            self.carry_out([task_for(0), task_for(1)])
+            assert self.done == [action], "they have to wait"
+
+
+def task_for(worker: int) -> m.Dispatch:
+    return m.Dispatch(worker, m.Resumption(1, None))
+
+
+def test_no_task_is_sent_to_a_worker_whose_start_was_decided_before_and_is_still_to_come() -> None:
+    crew = Idle()
+    decided: list[m.Action] = [m.Abandon(0, 0), m.Start(1, 3, 0, 0, 0, False)]
+    crew.carry_out(decided)
+    assert crew.done == [*decided, task_for(0), task_for(1)]
+
+
+def test_what_was_interrupted_is_not_gone_on_with() -> None:
+    crew = Idle()
+    with pytest.raises(KeyboardInterrupt):
+        crew.carry_out([task_for(0), m.Kill(0, 0), task_for(1)])
+    crew.carry_out([task_for(2)])
+    assert crew.done == [task_for(0), task_for(2)]
