@@ -28,6 +28,7 @@ import hypothesis
 import pytest
 
 from tests.autopsy.matrices import MATRICES
+from tests.support import warm
 from tests.support.groups import NoGroup, memory_group
 
 # How long an example takes says something about the machine, not about the product.
@@ -164,8 +165,10 @@ def _who_adopts_orphans() -> int:
 
 
 def _standing_helpers() -> set[int | None]:
-    """The standard library starts these once and keeps them until the interpreter exits."""
+    """The standard library starts these once and keeps them until the interpreter exits; so do our
+    tests, to fork commands from them."""
     return {
+        *warm.standing,
         getattr(resource_tracker._resource_tracker, "_pid", None),
         getattr(forkserver._forkserver, "_forkserver_pid", None),
     }
