@@ -152,6 +152,10 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    # A walk through all pages, ten seconds after the start on a slow machine, would count what looking for leaks has
+    # copied of this process and its thousands of tests: that alone can be more than the limit, and the worker would
+    # be replaced before it has seen enough. Forked workers inherit this.
+    monkeypatch.setattr("holdfast.memory.housekeeping.SELDOM", 3600.0)
     trim()  # what others have left free here would serve a leak for a while, and nothing would grow
     expected, _ = stream(torch.utils.data.DataLoader, kind())
     with caplog.at_level(logging.WARNING, "holdfast"):
