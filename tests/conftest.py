@@ -68,6 +68,23 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(told)
 
 
+LONGEST = (
+    "tests/demo/",
+    "tests/shortage/",
+    "tests/differential/",
+    "tests/autopsy/",
+    "tests/memory/test_leaks.py",
+    "tests/transport/test_scarce.py",
+    "tests/lifecycle/",
+)
+"""Where single tests take longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several test processes none shall begin a long test when the others have nothing left to do."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 def pytest_collection_finish() -> None:
     """What the imports have made stays for good: no collection of garbage need look at it again.
 

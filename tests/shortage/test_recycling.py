@@ -140,7 +140,8 @@ def line_of_the_leak() -> str:
     [
         (Leaks, "raise"),
         (Leaks, "skip"),
-        (LeaksInTurnAndKnowsWhere, "raise"),
+        # A worker looks after each batch, whoever made it.
+        pytest.param(LeaksInTurnAndKnowsWhere, "raise", marks=pytest.mark.slow),
         (LeaksNatively, "raise"),
     ],
 )
