@@ -87,9 +87,10 @@ def become(command):
     elif kind == "-m":
         first, code = os.getcwd(), command[1]
     else:
-        first = os.path.dirname(os.path.realpath(command[0]))
-        with open(command[0], "rb") as script:
-            code = compile(script.read(), command[0], "exec")
+        path = os.path.abspath(command[0])
+        first = os.path.dirname(os.path.realpath(path))
+        with open(path, "rb") as script:
+            code = compile(script.read(), path, "exec")
     given = os.environ.get("PYTHONPATH", "")
     sys.path[:] = [first, *(given.split(os.pathsep) if given else ()), *INSTALLED]
     importlib.invalidate_caches()
@@ -105,8 +106,8 @@ def play(code, space, system=sys, run=runpy._run_module_as_main, printed=traceba
         "__spec__": None,
         "__doc__": None,
     }
-    if system.argv[0] not in ("-c", "-m"):
-        kept["__file__"] = system.argv[0]
+    if not isinstance(code, str) and system.argv[0] != "-c":
+        kept["__file__"] = code.co_filename
     space.clear()
     space.update(kept)
     try:
