@@ -6,8 +6,9 @@ folder, the environment and the search path it would have had, so that everythin
 interpreter is as in a command given by hand. What is imported beforehand is named on the command line: for tests that
 are to see holdfast's own imports, torch and no more.
 
-Whatever must be a fresh interpreter (flags, variables that are read at its start or when torch is imported, limits that
-count what it has mapped) is started as one instead. See `tests.support.warm` for the other end.
+Whatever must be a fresh interpreter (variables that are read at its start or when torch is imported, limits and groups
+that count what it has in memory, a terminal, a namespace of its own) is started as one instead. See
+`tests.support.warm` for the other end.
 """
 
 import gc
