@@ -91,7 +91,10 @@ def stream(loader_class: Any, dataset: Any, epochs: int = 1, **more: Any) -> tup
         pytest.param(LeaksInTurnAndKnowsWhere, "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_a_worker_that_grows_is_replaced_and_the_stream_stays(kind: Any, method: str) -> None:
+def test_a_worker_that_grows_is_replaced_and_the_stream_stays(
+    kind: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))  # tracing comes below
     expected, _ = stream(torch.utils.data.DataLoader, kind())
     found, loader = stream(
         holdfast.DataLoader, kind(), worker_memory_limit="48MiB", multiprocessing_context=method
@@ -103,7 +106,8 @@ def test_a_worker_that_grows_is_replaced_and_the_stream_stays(kind: Any, method:
     assert loader.incidents == []
 
 
-def test_persistent_workers_are_replaced_over_epochs() -> None:
+def test_persistent_workers_are_replaced_over_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))
     options = {"persistent_workers": True, "shuffle": True}
     expected, _ = stream(torch.utils.data.DataLoader, Leaks(), epochs=2, **options)
     found, loader = stream(
