@@ -9,6 +9,9 @@ PYTEST_ARGS ?=
 SIDE_BY_SIDE ?= 2
 BENCH_ARGS ?=
 
+# Hundreds of interpreters start in a run of the tests: each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all bench lint format docs causes clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:

@@ -350,8 +350,17 @@ def test_a_worker_may_use_threads(loader_class: Loader) -> None:
     assert list(loader_class(Calls(4, use_threads), batch_size=None, num_workers=2)) == [1, 2, 3, 4]
 
 
-@START_METHODS
-@pytest.mark.parametrize("as_object", [False, True])
+@pytest.mark.parametrize(
+    ("context", "as_object"),
+    [
+        ("fork", False),
+        ("fork", True),
+        ("spawn", False),
+        pytest.param("spawn", True, marks=pytest.mark.slow),
+        pytest.param("forkserver", False, marks=pytest.mark.slow),
+        pytest.param("forkserver", True, marks=pytest.mark.slow),
+    ],
+)
 def test_every_start_method_gives_the_same_data(
     loader_class: Loader, context: str, as_object: bool
 ) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
+from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -102,14 +102,8 @@ def test_every_python_example_runs(example: Example, tmp_path: Path) -> None:
         pytest.skip("marked `not run`")
     script = tmp_path / "example.py"
     script.write_text(example.code + "\n", encoding="utf-8")
-    result = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    result = warm.run([str(script)], cwd=tmp_path, env=environment, timeout=100)
     assert result.returncode == 0, "\n".join(
         [f"{example} failed:", textwrap.indent(result.stdout + result.stderr, "    ")]
     )

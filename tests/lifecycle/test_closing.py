@@ -15,8 +15,7 @@ import torch
 
 from holdfast import DataLoader, LoaderClosed
 from tests.lifecycle.samples import Numbers
-from tests.lifecycle.trainer import children
-from tests.support.processes import eventually
+from tests.support.processes import children, eventually
 
 pytestmark = [
     pytest.mark.timeout(60, method="thread"),

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast import DataLoader, LoaderClosed
 from tests.lifecycle.samples import Numbers
-from tests.lifecycle.trainer import Stage, children
+from tests.lifecycle.trainer import Stage
+from tests.support.processes import children
 
 pytestmark = pytest.mark.timeout(60, method="thread")
 

@@ -104,7 +104,7 @@ def test_a_terminal_that_is_closed_leaves_nobody_behind(stage: Stage) -> None:
 @pytest.mark.slow  # a nursery that is still starting, below, is the harder case
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_under_other_start_methods_gives_one_traceback(stage: Stage, method: str) -> None:
-    trainer = stage.start_fresh(
+    trainer = stage.start(
         f"""
         for batch in DataLoader(Troubled("sleep", at=2), num_workers=1, multiprocessing_context={method!r}):
             say("batch")
@@ -120,7 +120,7 @@ def test_ctrl_c_under_other_start_methods_gives_one_traceback(stage: Stage, meth
 
 
 def test_ctrl_c_while_a_spawned_nursery_starts_gives_one_traceback(stage: Stage) -> None:
-    trainer = stage.start_fresh(
+    trainer = stage.start(
         """
         loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
         iterator = iter(loader)
@@ -303,7 +303,7 @@ def test_sigterm_to_the_whole_group_leaves_the_workers_working_until_the_trainer
 def test_sigterm_to_the_whole_group_is_ignored_by_workers_of_other_start_methods(
     stage: Stage, method: str
 ) -> None:
-    trainer = stage.start_fresh(
+    trainer = stage.start(
         f"""
         told = []
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))

@@ -189,7 +189,7 @@ def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: St
 def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(
     stage: Stage, method: str
 ) -> None:
-    trainer = stage.start_fresh(
+    trainer = stage.start(
         f"""
         loaders = [
             DataLoader(Troubled("lock"), num_workers=1, multiprocessing_context={method!r}, worker_init_fn=init)
@@ -205,7 +205,7 @@ def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(
 
 def test_a_nursery_that_is_still_starting_does_not_outlive_a_killed_trainer(stage: Stage) -> None:
     """Under spawn it imports torch first, for seconds."""
-    trainer = stage.start_fresh(
+    trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"))
         say("started")

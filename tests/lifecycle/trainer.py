@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import processes
 from tests.support.processes import eventually
+from tests.support.warm import Incubator
 
 ROOT = Path(__file__).parents[2]
+PATHS = (ROOT / "src", ROOT)
 PRELUDE = """\
 import tests.lifecycle.leaving
 import gc, os, signal, sys, threading, time
@@ -205,10 +204,14 @@ class Trainer:
         )
 
 
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS)), **more}
+
+
 class Stage:
     """Starts trainers, and ends them all."""
 
-    def __init__(self, folder: Path, incubator: socket.socket) -> None:
+    def __init__(self, folder: Path, incubator: Incubator) -> None:
         self.folder = folder
         self._incubator = incubator
         self._trainers: list[Trainer] = []
@@ -217,22 +220,12 @@ class Stage:
         """A trainer that runs `body`, forked from the incubator."""
         script, err = self._write(body)
         here, out = os.pipe()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with err.open("wb") as file:
-            request = pickle.dumps((str(script), environment))
-            socket.send_fds(self._incubator, [request], [out, file.fileno(), theirs.fileno()])
-        theirs.close()
+            command = self._incubator.start(
+                [str(script)], out=out, err=file.fileno(), env=_environment(environment)
+            )
         os.close(out)
-        pid = pickle.loads(ours.recv(100))
-        told: list[int] = []
-
-        def status() -> int:
-            if not told:
-                told.append(pickle.loads(ours.recv(100)))
-                ours.close()
-            return told[0]
-
-        return self._add(Trainer(pid, here, err, status))
+        return self._add(Trainer(command.pid, here, err, command.status))
 
     def start_fresh(
         self,
@@ -249,7 +242,6 @@ class Stage:
         """
         script, err = self._write(body)
         command = [*before, sys.executable, *flags, str(script)]
-        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         here, out = os.openpty() if terminal else os.pipe()
         with err.open("wb") as file:
             child = subprocess.Popen(
@@ -257,7 +249,7 @@ class Stage:
                 stdin=out if terminal else subprocess.DEVNULL,
                 stdout=out,
                 stderr=file,
-                env={**os.environ, "PYTHONPATH": paths, **environment},
+                env=_environment(environment),
                 start_new_session=True,
             )
         os.close(out)
@@ -293,27 +285,8 @@ class Stage:
 _TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-_incubators: set[int] = set()
-
-
-def children() -> set[int]:
-    """Living children of this process, but for the incubator."""
-    return processes.children() - _incubators
-
-
-@contextlib.contextmanager
-def incubator() -> Iterator[socket.socket]:
-    """The process from which trainers are forked; see `tests.lifecycle.incubator`."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("incubator.py")), str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths},
+def incubator() -> Incubator:
+    """The process from which trainers are forked. `leaving` is to be imported before torch."""
+    return Incubator(
+        "tests.lifecycle.leaving", "holdfast.loader", "tests.lifecycle.samples", path=PATHS
     )
-    theirs.close()
-    _incubators.add(process.pid)
-    yield ours
-    ours.close()
-    process.wait(30)

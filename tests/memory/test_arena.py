@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -19,6 +18,7 @@ import torch
 
 from holdfast.memory import arena as arenas
 from holdfast.memory.arena import Arena, create, default_capacity
+from tests.support import warm
 
 from .support import MIB, Child, Slot, new_slot, worker
 
@@ -91,7 +91,8 @@ if "{limit}" == "RLIMIT_AS":
 arena, windows = Arena(slots[0]), [Window(fd) for fd in slots]
 assert arena.take(1 << 20) is not None
 """
-    subprocess.run([sys.executable, "-c", script], check=True, env=with_source())
+    ended = warm.run(["-c", script], env=with_source(), timeout=60)
+    assert ended.returncode == 0, ended.stderr
 
 
 def with_source() -> dict[str, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +19,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from holdfast.memory import collate
 from holdfast.memory.collate import PLACED, Placement, install
+from tests.support import warm
 
 from .support import MIB, Slot, new_slot, worker
 
@@ -398,7 +397,6 @@ print(anonymous() - before)
 def test_placing_a_batch_takes_the_memory_of_one_sample(source: str, copy: str) -> None:
     """Not of all of them, for want of a hole in the heap where the next one fits."""
     program = HEAP.format(source=source, copy=copy)
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
+    ended = warm.run(["-c", program], timeout=100)
+    assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) < 8 << 20  # a batch has 38

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.memory.leaks import Round, Tracer, _suspects, findings, growing
+from tests.support import warm
 
 DATA = """
 import ctypes, os, signal
@@ -78,10 +79,8 @@ clean = Clean()
 
 def leaks(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "leaky_data.py").write_text(DATA)
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "leaks", f"leaky_data:{name}", "--samples", "60", *more],
-        capture_output=True, text=True, timeout=60, check=False, cwd=folder,
-    )  # fmt: skip
+    command = ["-m", "holdfast.cli", "leaks", f"leaky_data:{name}", "--samples", "60", *more]
+    return warm.run(command, timeout=60, cwd=folder)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from holdfast import PackedDict, PackedList, PackedStrings
 from holdfast.memory.packing import _same
+from tests.support import warm
 from tests.support.processes import open_files
 
 
@@ -353,12 +354,7 @@ def test_under_a_tight_file_size_limit_it_is_plain_memory() -> None:
         assert not packed._sealed.shared
         assert pickle.loads(pickle.dumps(packed)) == items
     """)
-    subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": "src"},
-        check=True,
-        timeout=60,
-    )
+    warm.run(["-c", script], env={**os.environ, "PYTHONPATH": "src"}, timeout=60).check_returncode()
 
 
 def test_nobody_can_write_into_it() -> None:

@@ -22,6 +22,7 @@ from holdfast.cli import main
 from holdfast.samples import files
 from tests.samples import corpus, scanned
 from tests.samples.test_corpus import DECODERS, Decoders
+from tests.support import warm
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults]
@@ -29,25 +30,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: Any) -> list[str]:
-    return [sys.executable, "-m", "holdfast.cli", "scan", *map(str, arguments), "--workers", "2"]
+    return ["-m", "holdfast.cli", "scan", *map(str, arguments), "--workers", "2"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return subprocess.Popen(
-        command(*arguments),
+        [sys.executable, *command(*arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment(),
         start_new_session=True,
     )
 
 
 def run(*arguments: Any) -> tuple[int, str, str]:
-    process = start(*arguments)
-    out, err = process.communicate(timeout=100)
-    return process.returncode, out, err
+    done = warm.run(command(*arguments), env=environment(), timeout=100)
+    return done.returncode, done.stdout, done.stderr
 
 
 def here(*arguments: Any) -> Any:
@@ -315,12 +318,8 @@ def test_a_script_s_own_dataset_is_known_when_the_script_is_run(tmp_path: Path) 
     result = here(f"{script}:Photos", "--out", out, "--start-method", "spawn")
     assert result.exit_code == 1, result.output
     assert "1 is bad" in result.stdout
-    trained = subprocess.run(
-        [sys.executable, script, out],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    trained = warm.run(
+        [str(script), str(out)], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=60
     )
     assert trained.stdout == "[2]\n", trained.stderr
 

@@ -8,18 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.support import warm
+
 # Helpers of Python's own that outlive any loader.
 _PYTHONS_OWN = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Living children of `pid` (default: this process), zombies and Python's own helpers left
-    out."""
+    """Living children of `pid` (default: this process); zombies, Python's own helpers and the
+    processes from which our tests fork their commands left out."""
     found = set()
     for task in Path(f"/proc/{pid or os.getpid()}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             found |= {int(child) for child in task.read_text().split()}
-    return {child for child in found if _is_a_worker(child)}
+    return {child for child in found - warm.standing if _is_a_worker(child)}
 
 
 def descendants(pid: int | None = None) -> set[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -13,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.processes import alive, eventually
 
 HEADERS = {
@@ -41,7 +41,7 @@ def run_script(
     options: tuple[str, ...] = (),
 ) -> Ended:
     """Runs `body` after an import of the loader named by `which`; by `python -c`, or as a file when
-    it has to be one.
+    it has to be one. `options` are the interpreter's.
 
     A script that does not end within `seconds` is killed, and that is an error with its output in
     the text.
@@ -49,33 +49,30 @@ def run_script(
     source = HEADERS[which] + textwrap.dedent(body)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *options, "-c", source]
+        command = ["-c", source]
         if as_file:
             file = Path(folder) / "script.py"
             file.write_text(source)
-            command = [sys.executable, *options, str(file)]
+            command = [str(file)]
         began = time.monotonic()
         # Output goes to files: a worker left behind would keep a pipe open, and hide that the
         # script itself has ended.
         with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=err, env=environment, start_new_session=True
+            process = warm.with_torch(*options).start(
+                command, out=out.fileno(), err=err.fileno(), env=environment
             )
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = None
+            in_time = process.ended(seconds)
             took = time.monotonic() - began
             eventually(lambda: not _session(process.pid), 3.0)
             left = frozenset(_session(process.pid))
             for pid in left | {process.pid}:
                 if alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            process.wait()
+            code = process.code()
             out.seek(0)
             err.seek(0)
-            ended = Ended(-1 if code is None else code, out.read(), err.read(), took, left)
-    if code is None:
+            ended = Ended(code, out.read(), err.read(), took, left)
+    if not in_time:
         raise AssertionError(f"the script did not end within {seconds} s\n{ended.out}\n{ended.err}")
     return ended
 
