@@ -26,7 +26,7 @@ from demo_run import TOTAL, Run
 from demo_screen import View, choose_view, render, summary
 
 TRAINING = Path(__file__).with_name("demo_training.py")
-PATIENCE = 50.0  # seconds a training may take
+PATIENCE = 50.0  # seconds a training may be silent
 TICK = 0.02
 
 
@@ -61,7 +61,7 @@ class Training:
         self.faults = tempfile.TemporaryDirectory(prefix="holdfast-demo-")
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self.unread = b""
-        self.began: float | None = None
+        self.heard: float | None = None  # when it last said something, once it was let train
         command = [sys.executable, str(TRAINING), loader, "--faults", self.faults.name]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
@@ -73,7 +73,7 @@ class Training:
 
     def begin(self) -> None:
         """Let it train; until now it has made its imports and waited."""
-        self.began = time.monotonic()
+        self.heard = time.monotonic()
         try:
             self.orders.write(b"begin\n")
             self.orders.close()
@@ -86,9 +86,10 @@ class Training:
         self._read()
         if ended:
             self._end()
-        elif self.began is not None and time.monotonic() > self.began + PATIENCE:
-            self.errors.write(f"DemoError: not done within {PATIENCE:.0f} s".encode())
+        elif self.heard is not None and time.monotonic() > self.heard + PATIENCE:
+            self.errors.write(f"DemoError: silent for {PATIENCE:.0f} s".encode())
             self.process.kill()
+            self.heard = None  # said once
         else:
             while self.blows and self.run.batches >= self.blows[0].after:
                 if not self._strike(self.blows[0].what):
@@ -113,6 +114,8 @@ class Training:
                 return
             if not part:
                 return
+            if self.heard is not None:
+                self.heard = time.monotonic()
             *lines, self.unread = (self.unread + part).split(b"\n")
             for line in lines:
                 event = json.loads(line)

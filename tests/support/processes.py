@@ -18,9 +18,14 @@ def children(pid: int | None = None) -> set[int]:
     """Living children of `pid` (default: this process); zombies, Python's own helpers and the
     processes from which our tests fork their commands left out."""
     found = set()
-    for task in Path(f"/proc/{pid or os.getpid()}/task").glob("*/children"):
+    tasks = Path(f"/proc/{pid or os.getpid()}/task")
+    try:
+        names = os.listdir(tasks)
+    except OSError:  # it has just gone, and so has no children
+        names = []
+    for name in names:
         with contextlib.suppress(OSError):
-            found |= {int(child) for child in task.read_text().split()}
+            found |= {int(child) for child in (tasks / name / "children").read_text().split()}
     return {child for child in found - warm.standing if _is_a_worker(child)}
 
 
