@@ -313,9 +313,10 @@ def test_the_first_line_is_plain_words() -> None:
         "worker 3 (pid 812) was killed by the kernel for lack of memory (SIGKILL) while loading sample 18233 "
         "(position 1 of batch 4); replaced, nothing lost"
     )
-    guess = "(SIGKILL; probably it was killed by the kernel for lack of memory)"
+    guess = "was killed (SIGKILL; probably by the kernel for lack of memory)"
     assert guess in str(incident(confidence="medium"))
     assert "memory" not in str(incident(confidence="low"))
+    assert str(incident(pid=None)).startswith("worker 3 was killed")
     refused = incident(kind="start-failed", cause="task-limit", signal=None, exitcode=None)
     assert "was refused another process or thread" in str(refused)
     stalled = incident(kind="stalled", cause="stopped", signal="SIGABRT")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -268,6 +269,8 @@ def test_errors_of_the_engine_name_the_cause_and_are_found_by_explain() -> None:
     told = str(caught.value)
     assert "because: it died of SIGSEGV" in told
     assert "to do: Load the sample it was working on" in told
+    assert "\n      python -X faulthandler -c" in told  # on a line of its own, to be copied
+    assert re.search(r"\n  worker 0 \(pid \d+\) likewise; .*given up\n", told)
     assert "more: holdfast explain native-segv" in told
     assert explain(told).verdicts[0].cause == "native-segv"
 

@@ -233,6 +233,23 @@ def test_remedies_are_those_for_the_loader_that_is_used() -> None:
     assert [kind for told, kind in given.items() if "num_workers" in told] == ["holdfast"]
 
 
+def test_remedies_for_a_sample_are_not_given_where_there_was_none() -> None:
+    """A crash in a start has nothing to do with samples, and the other way round."""
+    starting = replace(died("SIGSEGV", stack=FRAME), ready=False)
+    assert "worker_init_fn(0)" in to_do(starting, Run(2, 812))
+    assert "dataset[" not in to_do(starting, Run(2, 812))
+    assert "on_bad_sample" not in to_do(starting, Run(2, 812))
+    loading = died("SIGSEGV", stack=FRAME, sample=7)
+    assert "dataset[7]" in to_do(loading, Run(2, 812))
+    assert "worker_init_fn" not in to_do(loading, Run(2, 812))
+
+
+def test_more_or_less_patience_is_measured_by_what_there_is() -> None:
+    run = Run(2, 812, stall_timeout=40.0)
+    assert "stall_timeout=20)" in to_do(HANGS, run)
+    assert "stall_timeout=160)" in to_do(stalled("R", None, busy=True), run)
+
+
 def test_a_stall_names_the_line_of_the_users_own_that_led_to_it() -> None:
     library = stalled("S", "futex", stack=CV2)
     assert (

@@ -33,9 +33,16 @@ CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 
 Place = Literal["", "docker", "kubernetes", "slurm"]
 Given = Literal[
-    "", "torch's loader", "holdfast", "holdfast with logbook=", "holdfast without logbook="
+    "",
+    "torch's loader",
+    "holdfast",
+    "holdfast with logbook=",
+    "holdfast without logbook=",
+    "a sample",
+    "a start",
 ]
-"""What a remedy presumes beside the machine: whose loader it was; where its stack was kept."""
+"""What a remedy presumes beside the machine: whose loader it was; where its stack was kept; that it
+was loading a sample, or had not come so far."""
 
 _TOKEN = re.compile(
     r"\\(?P<escaped>\W)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<quantity>[?*+]|\{[\d,]+\})|[()|.^$]|(?P<char>.)"
@@ -112,7 +119,8 @@ class Remedy:
     @property
     def where(self) -> str:
         """Where it is of use, in front of its text; "" for everywhere."""
-        known = ", ".join(filter(None, (self.place, self.given)))
+        given = "while it starts" if self.given == "a start" else self.given
+        known = ", ".join(filter(None, (self.place, given if given != "a sample" else "")))
         return f"[{known}] " if known else ""
 
     def filled(self, facts: Mapping[str, str]) -> Remedy:

@@ -107,6 +107,7 @@ class Coroner:
     workers: int
     logbook: Logbook | None = None
     roots: Roots = HERE
+    stall_timeout: float | None = None
     _patients: dict[int, _Patient] = field(default_factory=dict)
     _counters: deque[_Counters] = field(default_factory=lambda: deque(maxlen=_MINUTE))
     _memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=_MINUTE))
@@ -395,7 +396,7 @@ class Coroner:
 
     def _run(self) -> Run:
         book = None if self.logbook is None else self.logbook.given
-        return Run(self.workers, os.getpid(), book)
+        return Run(self.workers, os.getpid(), book, self.stall_timeout)
 
     def _here(self) -> Machine:
         if self._machine is None:

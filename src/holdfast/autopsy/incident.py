@@ -62,16 +62,20 @@ class Incident:
     """What the dataset calls the sample, if it has ``sample_name(index)``."""
 
     def __str__(self) -> str:
-        return (
-            f"worker {self.worker_id} (pid {self.pid}) {self.what()}{self.where()}; {self.action}"
-        )
+        return f"{self.who()} {self.what()}{self.where()}; {self.action}"
+
+    def who(self) -> str:
+        """The worker, and its process if there was one."""
+        return f"worker {self.worker_id}" + ("" if self.pid is None else f" (pid {self.pid})")
 
     def report(self, remedies: int = 3) -> str:
         """The line above, then why we think so and what to do."""
         lines = [str(self)]
         lines += [f"    because: {reason}" for reason in self.because]
         if self.confidence != "low":
-            lines += [f"    to do: {remedy}" for remedy in self.remedies[:remedies]]
+            for remedy in self.remedies[:remedies]:
+                lines.append(f"    to do: {remedy.text}")
+                lines += [f"        {line}" for line in remedy.command.splitlines()]
         if self.cause != UNKNOWN:
             lines.append(f"    more: holdfast explain {self.cause}")
         return "\n".join(lines)
@@ -101,7 +105,10 @@ class Incident:
         if self.confidence == "low" or self.cause in _SAID_BY_THE_SIGNAL:
             return words
         if self.confidence == "medium":
-            guess = f"probably it {CATALOGUE[self.cause].title}"
+            title = CATALOGUE[self.cause].title
+            said = "was killed "  # by the words before it
+            known = words.startswith(said) and title.startswith(said)
+            guess = f"probably {title[len(said) :] if known else 'it ' + title}"
             return f"{words[:-1]}; {guess})" if words.endswith(")") else f"{words} ({guess})"
         title = CATALOGUE[self.cause].title
         if self.kind == "stalled":

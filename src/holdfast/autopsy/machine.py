@@ -35,6 +35,8 @@ PLACEHOLDERS: dict[str, str] = {
     "shm_free": "what `df` shows",
     "shm_total": "what `df` shows",
     "shm_wanted": "8",
+    "stall_later": "1800",
+    "stall_sooner": "60",
     "swap_total": "what `free -h` shows",
     "trainer": "TRAINERS_PID",
 }

@@ -56,6 +56,8 @@ _GIVEN: dict[Given, str] = {
     "": "",
     "torch's loader": "With torch's loader",
     "holdfast": "With holdfast",
+    "a sample": "",
+    "a start": "While it starts",
     "holdfast with logbook=": "With holdfast and a logbook",
     "holdfast without logbook=": "With holdfast and no logbook",
 }

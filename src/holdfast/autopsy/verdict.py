@@ -39,6 +39,13 @@ _FORK_UNSAFE = re.compile(
     r"/(cv2|fsspec|logging|librosa|numba|sklearn|gomp|mkl|tensorflow|grpc)\b|"
     r'File "[^"]*/(cv2|fsspec|logging|librosa)/',
 )
+_STATES = {
+    "S": "asleep (state S)",
+    "D": "stuck in the kernel (state D)",
+    "R": "running (state R)",
+    "T": "stopped (state T)",
+    "t": "stopped by a debugger (state t)",
+}
 _CRASHES = {"SIGSEGV": "native-segv", "SIGFPE": "native-segv", "SIGILL": "illegal-instruction"}
 
 
@@ -68,6 +75,7 @@ class Run:
     workers: int
     trainer: int  # its pid
     logbook: str | None = None  # as the user gave it
+    stall_timeout: float | None = None
 
 
 def judge(evidence: Evidence, machine: Machine | None = None, run: Run | None = None) -> Verdict:
@@ -75,7 +83,14 @@ def judge(evidence: Evidence, machine: Machine | None = None, run: Run | None = 
     draft = next(found for rule in _RULES if (found := rule(evidence)) is not None)
     because = draft.because + tuple(_asides(evidence, draft))
     facts: dict[str, object] = {"pid": evidence.pid, "sample": _shown(evidence.sample)}
-    remedies = remedies_for(draft.cause, machine, run, stack=bool(evidence.stack), **facts)
+    remedies = remedies_for(
+        draft.cause,
+        machine,
+        run,
+        stack=bool(evidence.stack),
+        starting=evidence.ready is False,
+        **facts,
+    )
     return Verdict(draft.cause, draft.confidence, evidence.sample, because, remedies, draft.perhaps)
 
 
@@ -85,6 +100,7 @@ def remedies_for(
     run: Run | None = None,
     *,
     stack: bool = True,
+    starting: bool = False,
     **facts: object,
 ) -> tuple[Remedy, ...]:
     """A cause's remedies with this machine's figures, without those for other places; and, if it
@@ -93,6 +109,9 @@ def remedies_for(
         return ()
     if run is not None:
         facts |= {"logbook": run.logbook, "trainer": run.trainer}
+        if run.stall_timeout is not None:
+            facts["stall_sooner"] = f"{run.stall_timeout / 2:g}"
+            facts["stall_later"] = f"{run.stall_timeout * 4:g}"
     known = (machine or Machine()).facts(workers=None if run is None else run.workers, **facts)
     found = [
         remedy.filled(known)
@@ -102,7 +121,9 @@ def remedies_for(
     if run is None:
         return tuple(found)
     kept = "holdfast with logbook=" if run.logbook is not None else "holdfast without logbook="
-    fitting = {"", "holdfast", kept} if stack else {"", "holdfast"}
+    fitting = {"", "holdfast"}
+    fitting |= {kept} if stack else set()
+    fitting |= {"a start"} if starting else {"a sample"} if facts.get("sample") else set()
     return tuple(replace(one, given="") for one in found if one.given in fitting)
 
 
@@ -143,8 +164,9 @@ def _stall(e: Evidence) -> Verdict | None:
             *_where(e.stack),
             perhaps=("stopped", "storage-stall", "endless-loop"),
         )
-    where = f", asleep in {seen.wchan}" if seen.wchan else ""
-    said = f"before it was killed it was in state {seen.state}{where}"
+    where = f", in the kernel's {seen.wchan}" if seen.wchan else ""
+    state = _STATES.get(seen.state, f"in state {seen.state}")
+    said = f"before it was killed it was {state}{where}"
     if seen.wchan and _FROZEN.search(seen.wchan):
         return _verdict("stopped", "high", said, "that is the kernel's freezer")
     if seen.state in "Tt":
@@ -378,6 +400,7 @@ def _bus(e: Evidence) -> Verdict | None:
             "high" if not mapped else "medium",
             "SIGBUS",
             said,
+            *_where(e.stack),
             perhaps=("sigbus-not-shm",) if mapped else (),
         )
     if shm.total <= _SMALL_SHM and not mapped:
@@ -389,8 +412,7 @@ def _bus(e: Evidence) -> Verdict | None:
             perhaps=("sigbus-not-shm",),
         )
     reasons = ["SIGBUS", said + ": that is not it"]
-    if mapped:
-        reasons.append(f"its stack is in {mapped}")
+    reasons += [f"its stack is in {mapped}"] if mapped else _where(e.stack)
     return _verdict(
         "sigbus-not-shm",
         "high" if mapped else "medium",
@@ -416,8 +438,9 @@ def _abort(e: Evidence) -> Verdict | None:
                 perhaps=("abort",),
             )
         if finding.slug == "abort":
-            return _verdict("abort", "high", said, f"standard error says: {finding.text}")
-    return _verdict("abort", "high", said)
+            words = f"standard error says: {finding.text}"
+            return _verdict("abort", "high", said, words, *_where(e.stack))
+    return _verdict("abort", "high", said, *_where(e.stack))
 
 
 def _crash(e: Evidence) -> Verdict | None:
@@ -529,7 +552,7 @@ def _other_signal(e: Evidence) -> Verdict | None:
 def _exit(e: Evidence) -> Verdict | None:
     if e.exitcode is None:
         return None
-    said = f"it ended with status {e.exitcode} and without a word on its channel"
+    said = f"it ended with status {e.exitcode} and told nobody why"
     if e.group_signal == "SIGINT" and e.group_signal_ago <= _AT_ONCE:
         return _verdict("ctrl-c-flood", "medium", said, _to_all(e))
     for finding in find(_end_of(e.stderr)):
@@ -610,9 +633,10 @@ def _memory(e: Evidence) -> list[str]:
     said = []
     if e.worker_bytes is not None:
         said.append(f"the worker had {in_words(e.worker_bytes)} when it was last looked at")
-    last = e.memory[-1] if e.memory else None
+    last = e.memory[-1] if e.memory else None  # which is from after its death
     if last is not None and last.limit is not None and last.usage is not None:
-        said.append(f"its control group used {in_words(last.usage)} of {in_words(last.limit)}")
+        group = f"its control group used {in_words(last.usage)} of {in_words(last.limit)}"
+        said.append(f"once it was gone, {group}")
     if last is not None and last.available is not None:
         said.append(f"the machine had {in_words(last.available)} available")
     return said

@@ -109,7 +109,7 @@ class Pool:
         with contextlib.ExitStack() as undo:
             if payload is not None:
                 undo.callback(payload.close)
-            coroner = Coroner(method, machine.workers, logbook)
+            coroner = Coroner(method, machine.workers, logbook, stall_timeout=stall_timeout)
             warden = Warden(
                 machine.share, worker_memory_limit, machine.workers, logbook=logbook, said=said
             )

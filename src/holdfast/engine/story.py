@@ -152,11 +152,16 @@ def cannot_start(refused: Refused) -> WorkerStartError:
 
 
 def _list(deaths: Sequence[Incident]) -> str:
-    lines = [f"  {one}" for one in deaths[-_SHOWN:]]
+    lines: list[str] = []
+    told = ""
+    for one in deaths[-_SHOWN:]:
+        how = one.what() + one.where()
+        lines.append(f"  {one}" if how != told else f"  {one.who()} likewise; {one.action}")
+        told = how
     if len(deaths) > _SHOWN:
         lines.insert(0, f"  … {len(deaths) - _SHOWN} more before these")
     if deaths:
-        lines += [f"  {line.strip()}" for line in deaths[-1].report().splitlines()[1:]]
+        lines += [line[2:] for line in deaths[-1].report().splitlines()[1:]]
     stack = next((one.stack for one in reversed(deaths) if one.stack), "")
     if stack:
         lines.append("The last stack that a worker left:")

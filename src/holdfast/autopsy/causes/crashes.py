@@ -9,6 +9,12 @@ __all__ = ["CAUSES"]
 _ALONE = todo(
     "Load the sample it was working on, alone, in a fresh process, and see it fail",
     'python -X faulthandler -c "import mydata; mydata.dataset[{sample}]"',
+    given="a sample",
+)
+_BY_HAND = todo(
+    "Run by hand what a worker does when it starts: imports, unpickling, worker_init_fn",
+    'python -X faulthandler -c "import mydata; mydata.worker_init_fn(0)"',
+    given="a start",
 )
 
 CAUSES = (
@@ -40,13 +46,15 @@ CAUSES = (
         see=("bad-sample", "stack-overflow", "handle-shared-across-fork"),
         remedies=(
             _ALONE,
+            _BY_HAND,
             todo(
                 "If it is always the same sample, have it left out once it has done so alone",
                 "DataLoader(..., on_bad_sample='skip')   # holdfast's",
+                given="a sample",
             ),
             todo(
-                "If it moves from file to file, suspect versions: make a fresh environment and install "
-                "torch, torchvision, OpenCV and the decoder in one go",
+                "Suspect versions, above all if it moves from file to file: make a fresh environment and "
+                "install torch, torchvision, OpenCV and the decoder in one go",
                 "python -m pip install --upgrade --force-reinstall torch torchvision",
             ),
             todo(
@@ -78,6 +86,7 @@ CAUSES = (
         see=("native-segv",),
         remedies=(
             _ALONE,
+            _BY_HAND,
             todo(
                 "Find the call that repeats, in incident.stack if it left one; nested data or a __getattr__ that calls "
                 "itself while being unpickled are the usual ones"
@@ -138,6 +147,7 @@ CAUSES = (
         remedies=(
             todo("Read the line on standard error just before it; it names the check that failed"),
             _ALONE,
+            _BY_HAND,
             todo(
                 "A corrupted heap shows late: find the first bad access",
                 "PYTHONMALLOC=debug MALLOC_CHECK_=3 python train.py",
@@ -324,6 +334,7 @@ CAUSES = (
         see=("python-exception", "spawn-bootstrap"),
         remedies=(
             _ALONE,
+            _BY_HAND,
             todo("See who calls exit", "strace -f -e trace=exit_group -k python train.py"),
             todo(
                 "Search the code that loads a sample", "grep -rnE 'os\\._exit|sys\\.exit|quit\\(' ."

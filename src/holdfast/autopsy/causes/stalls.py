@@ -39,7 +39,7 @@ CAUSES = (
         remedies=(
             *_STACK,
             todo("Give network reads a time limit of their own", "requests.get(url, timeout=30)"),
-            todo("Have it replaced sooner", "DataLoader(..., stall_timeout=60)"),
+            todo("Have it replaced sooner", "DataLoader(..., stall_timeout={stall_sooner})"),
             _SEE_IT,
         ),
         already="Its stack was saved, it was killed and replaced, and the batch made again.",
@@ -126,7 +126,7 @@ CAUSES = (
             todo("Look for the loop in it, and at this sample's size"),
             todo(
                 "If the sample is just large, allow it more time",
-                "DataLoader(..., stall_timeout=1800)",
+                "DataLoader(..., stall_timeout={stall_later})",
             ),
             _SEE_IT,
         ),
