@@ -354,13 +354,26 @@ def test_where_memory_goes_fast_workers_are_replaced_before_next_to_nothing_is_l
 
     confine(place, GIB, GIB // 2)
     mind = Warden(Share(Budget(None, auto=True)), "auto", 3, roots)
-    assert look(10.0, 190) is None
-    assert look(20.0, 180) is None, "slowly"
-    assert look(20.1, 150) is None, "it did not go fast before"
-    assert look(20.3, 95) == 1, "0.4 s are left, at 85 % of the limit"
-    assert look(20.4, 85) is None, "with what that one has it is enough"
-    assert look(20.5, 45) == 0, "no pause between the two"
-    assert look(20.55, 20) is None, "the third has nothing to give"
+    for tenth in range(6):
+        assert look(20 + tenth / 10, 200 - tenth) is None, "slowly"
+    assert [look(20.6, 165), look(20.7, 135), look(20.8, 105)] == [None] * 3, "for 0.6 s yet"
+    assert look(20.88, 86) == 1, "for less than half a second, at 92 % of the limit"
+    assert look(20.94, 80) is None, "with what that one has it is enough"
+    assert look(21.0, 45) == 0, "no pause between the two"
+    assert look(21.05, 30) is None, "the third has nothing to give"
+
+
+def test_memory_that_comes_and_goes_with_each_batch_is_no_reason_to_replace_anybody(
+    tmp_path: Path,
+) -> None:
+    roots = system(tmp_path)
+    of_size(roots, 70, 60 * MIB)
+    confine(roots.cgroup / "job" / "step", GIB, GIB // 2)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    for tenth in range(100):
+        left = (190, 150, 110)[tenth % 3]
+        confine(roots.cgroup / "job" / "step", GIB, GIB - left * MIB)
+        assert mind.look(tenth / 10, {0: 70}) is None
 
 
 def test_a_worker_whose_replacement_has_helped_may_be_replaced_again_at_once(
@@ -405,12 +418,22 @@ def test_workers_are_told_to_give_back_under_pressure_at_once_and_then_now_and_t
 
 
 def test_the_faster_memory_goes_the_sooner_is_the_next_look(tmp_path: Path) -> None:
-    roots = system(tmp_path)
+    roots = system(tmp_path, available=64 * GIB)
     place = roots.cgroup / "job" / "step"
-    confine(place, GIB, 100 * MIB)
+    confine(place, 30 * GIB, GIB)
     mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
     mind.look(10.0, {})
     calm = mind.interval()
-    confine(place, GIB, 500 * MIB)  # 400 MiB in 10 s: the rest would last for 13 s
+    confine(place, 30 * GIB, 16 * GIB)  # 15 GiB in 10 s: the rest would last for 9 s
     mind.look(20.0, {})
     assert 0.5 < mind.interval() < calm == 5.0
+
+
+def test_in_a_small_room_it_is_looked_at_often_before_anything_has_grown(tmp_path: Path) -> None:
+    """A quarter of a gigabyte can be gone in a second."""
+    roots = system(tmp_path)
+    confine(roots.cgroup / "job" / "step", 460 * MIB, 160 * MIB)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    assert mind.interval() < 0.2
+    mind.look(10.0, {})
+    assert mind.interval() < 0.2

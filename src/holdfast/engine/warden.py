@@ -71,7 +71,7 @@ class Warden:
         self.pressure = Pressure(oom_group=reading.oom_group)
         self._minds = limit is not None or share.budget.total is not None or share.budget.auto
         self._next_look = 0.0
-        self._pause = self.pressure.interval(reading.fill)
+        self._pause = self.pressure.interval(reading.fill, free=reading.free)
         self._next_recycling = 0.0
         self._spared: dict[int, tuple[float, float]] = {}  # workers: until when, for how long
         self._shrunk_at = 0.0
@@ -116,7 +116,7 @@ class Warden:
             return None
         reading = gauge.read(self.roots)
         left = self._pace.observe(reading.free, now)
-        self._pause = self.pressure.interval(reading.fill, left)
+        self._pause = self.pressure.interval(reading.fill, left, reading.free)
         self.reading, self._next_look = reading, now + self._pause
         budget = self.share.budget
         if budget.shrunk and now - self._shrunk_at > RECOVER_AFTER:
@@ -168,7 +168,7 @@ class Warden:
         is next to nothing left. What those have who are going already is as good as free."""
         coming = sum(nbytes for _, nbytes in self._leaving.values())
         left = self._pace.seconds_for((self.reading.free or 0) + coming)
-        return left is not None and left < HURRY
+        return left is not None and left < HURRY and self._pace.steady
 
     def _spares(self, worker: int, now: float) -> bool:
         return worker in self._leaving or now < self._spared.get(worker, (0.0, 0.0))[0]

@@ -6,6 +6,7 @@ limit does. So that is what is looked at, the more often the less is left.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from enum import IntEnum
 from typing import Final
@@ -32,8 +33,12 @@ AFTER_A_DEATH: Final = 30.0  # seconds of one batch at a time
 TIGHT: Final = {Level.LESS: 5.0, Level.LITTLE: 1.0, Level.RECYCLE: 0.5}
 """Seconds after which workers are told again to give back what they do not use just now."""
 LOOKS_LEFT: Final = 8  # before the end, at the speed at which memory is being used up
+FASTEST: Final = 256 << 20
+"""Bytes per second that must be reckoned with, before anybody has seen how fast memory goes: in a
+small room a run may begin, and end, between two looks."""
 SHORTEST: Final = 0.02  # seconds between two looks
-RECENT: Final = 0.25  # seconds over which the speed is taken, or since the last look before them
+RECENT: Final = 0.5  # seconds over which the speed is taken, or since the last look before them
+STEADY: Final = 4  # looks in a row at which less was free: what a single batch takes comes back
 
 
 class Pressure:
@@ -73,7 +78,9 @@ class Pressure:
         """Of memory."""
         self._careful_until = now + AFTER_A_DEATH
 
-    def interval(self, fill: float, seconds_left: float | None = None) -> float:
+    def interval(
+        self, fill: float, seconds_left: float | None = None, free: int | None = None
+    ) -> float:
         """Seconds until the next look; `seconds_left` until the end, if it goes on as it does."""
         left = self.thresholds[0] - fill
         if left > 0.3:
@@ -82,13 +89,15 @@ class Pressure:
             pause = 1.0
         else:
             pause = 0.3 if left > 0 else 0.1
-        if seconds_left is None:
-            return pause
-        return min(pause, max(SHORTEST, seconds_left / LOOKS_LEFT))
+        if free is not None:
+            pause = min(pause, max(SHORTEST, free / FASTEST / LOOKS_LEFT))
+        if seconds_left is not None:
+            pause = min(pause, max(SHORTEST, seconds_left / LOOKS_LEFT))
+        return pause
 
 
 class Pace:
-    """How fast memory goes, over the last moments: what a single batch takes is given back."""
+    """How fast memory goes, over the last moments."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()  # when, and how much was free
@@ -105,6 +114,12 @@ class Pace:
         began, before = seen[0]
         self._per_second = (before - free) / (now - began) if now > began else 0.0
         return self.seconds_for(free)
+
+    @property
+    def steady(self) -> bool:
+        """Whether there was less at every look."""
+        free = [one for _, one in self._seen]
+        return len(free) >= STEADY and all(a > b for a, b in itertools.pairwise(free))
 
     def seconds_for(self, nbytes: int) -> float | None:
         """How long so many bytes last."""
