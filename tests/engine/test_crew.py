@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,3 +45,11 @@ def test_what_was_interrupted_is_not_gone_on_with() -> None:
         crew.carry_out([task_for(0), m.Kill(0, 0), task_for(1)])
     crew.carry_out([task_for(2)])
     assert crew.done == [task_for(0), task_for(2)]
+
+
+def test_nobody_is_abandoned_or_killed_who_was_found_dead_meanwhile() -> None:
+    """As when a nursery that does not answer is given up, and all its workers with it."""
+    crew: Any = object.__new__(Crew)  # with nothing that could be done
+    crew.machine = SimpleNamespace(generation=lambda worker: 3, alive=lambda worker: False)
+    for action in (m.Abandon(1, 3), m.Kill(1, 3), m.Dump(1, 3)):
+        crew._carry_out(action)

@@ -83,6 +83,17 @@ def test_where_nothing_is_drawn_nothing_has_changed() -> None:
         np.random.set_bit_generator(before)
 
 
+def test_a_state_that_came_back_after_another_generator_was_saved_is_saved_again() -> None:
+    seed_worker(7, 0)
+    randomness, slots = Randomness(), [np.zeros(16 * 1024, np.uint8) for _ in range(2)]
+    randomness.save(slots[0])
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(7))
+    randomness.save(slots[1])
+    np.random.set_bit_generator(before)
+    assert not randomness.unchanged(), "what was saved last is the other one's"
+
+
 def test_the_quick_way_is_taken_in_this_interpreter() -> None:
     """If it were not, every test here would pass and every batch would cost 90 µs more."""
     randomness, slot = Randomness(), np.zeros(16 * 1024, np.uint8)

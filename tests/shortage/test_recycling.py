@@ -536,3 +536,29 @@ def test_a_worker_that_is_to_go_does_not_finish_all_that_it_was_asked_for_before
         got.append(next(found))
     assert len(got) < 15, "thirty were ordered"
     assert torch.equal(torch.stack([*got, *found]), torch.stack(expected))
+
+
+class SaysWhenItBegins(Slow):
+    """Takes half a second for each sample, and says that it has begun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        (self.folder / str(index)).touch()
+        time.sleep(0.5)
+        return torch.tensor(index)
+
+
+def test_a_wish_that_is_heard_after_the_last_order_does_not_wait_for_another(
+    tmp_path: Path,
+) -> None:
+    loader = holdfast.DataLoader(SaysWhenItBegins(tmp_path), num_workers=1, prefetch_factor=1)
+    batches = iter(loader)
+    assert int(next(batches)) == 0
+    assert eventually(lambda: (tmp_path / "1").exists())
+    with batches._pool.lock:
+        assert batches._pool.crew._wish(0, "retire")
+    assert eventually(lambda: loader.stats()["recycled"] == 1), "without a next() in between"
+    assert int(next(batches)) == 1
+    loader.close()

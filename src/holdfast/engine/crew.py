@@ -466,6 +466,8 @@ class Crew:
             action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
         elif action.generation != self.machine.generation(action.worker):
             return  # an action before this one has replaced it already
+        elif not self.machine.alive(action.worker):
+            return  # or has found it dead, and nobody is to replace it
         elif isinstance(action, m.Start):
             self._start(action)
         elif isinstance(action, m.Abandon):

@@ -65,7 +65,7 @@ from holdfast.samples.ledger import Account
 __all__ = ["Pool", "TimedOut"]
 
 BRISK = 0.0005  # seconds: who had to wait no longer for a batch looks for the next one itself
-LOOKS = 30  # for so many times, which takes about 50 microseconds
+LOOKS = 100  # for so many times, which takes about 150 microseconds
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
 
 

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.worker import _generate_state
 
-__all__ = ["SIZE", "Randomness", "Snapshot", "bring_back", "restore", "seed_worker"]
+__all__ = ["SIZE", "Randomness", "Snapshot", "bring_back", "restore", "saved", "seed_worker"]
 
 _TORCH = 5056
 _TWISTER = 624 * 4 + 4
@@ -102,12 +102,6 @@ class Randomness:
         )
         self._last = (torch_state, python_raw, numpy_raw, python_gauss)
 
-    def saved(self) -> bytes:
-        """The present state, as `restore` takes it."""
-        slot = np.zeros(2 * SIZE, np.uint8)
-        Randomness().save(slot)
-        return slot.tobytes()
-
     def unchanged(self) -> bool:
         """Whether the present state is the one that was saved last."""
         last = self._last
@@ -146,6 +140,7 @@ class Randomness:
         return self._gauss
 
     def _save_pickled(self, slot: Bytes) -> None:
+        self._last = None
         state = (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
         body = np.frombuffer(pickle.dumps(state, protocol=5), np.uint8)
         if len(body) > len(slot) - _BODY:
@@ -201,6 +196,13 @@ _numpy_twister = (
     np.random.mtrand._rand._bit_generator,
     _in_numpy(np.random.mtrand._rand._bit_generator),
 )
+
+
+def saved() -> bytes:
+    """The present state, as `restore` takes it."""
+    slot = np.zeros(2 * SIZE, np.uint8)
+    Randomness().save(slot)
+    return slot.tobytes()
 
 
 def bring_back(snapshot: Snapshot) -> None:

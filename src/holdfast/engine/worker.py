@@ -65,7 +65,7 @@ from holdfast.engine.protocol import (
     Equipment,
     Setup,
 )
-from holdfast.engine.randomness import Randomness, restore, seed_worker
+from holdfast.engine.randomness import Randomness, restore, saved, seed_worker
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
 from holdfast.memory.housekeeping import Housekeeper
@@ -87,6 +87,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prefer_for_oom()
+    _let_others_finish()
     keeper = Housekeeper(setup.allowance)
     faults = Faults.asked_for(setup.worker, setup.generation)
     recorder = Recorder(equipment.blackboxes, setup.workers, setup.worker)
@@ -173,7 +174,7 @@ class _Worker:
             self.faults.strike("after-ready")
         keeper = self.keeper
         while True:
-            if not self.orders:
+            if not (self.orders or self.wishes):
                 message = self.channel.receive()
                 if message is None:
                     return
@@ -461,7 +462,7 @@ class _Worker:
         self.exhausted = False
         if not self.uninitialised:
             self.broken = None
-        epoch_state = self.randomness.saved()
+        epoch_state = saved()
         fetcher = self.fetcher
         if self.loaded and self.answered == self.setup.answered:
             # Nothing was drawn since a state was loaded: the dataset would go on from it now.
@@ -562,6 +563,21 @@ def _die_with(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def _let_others_finish() -> None:
+    """Do not interrupt a process that is running when this one has something to do again.
+
+    With small batches and few cores that happens several times in a millisecond: the trainer asks
+    for a batch, and the worker that has waited for it takes the trainer's core before it has asked
+    the next one. It is no lower priority: once it runs, it has the same share of the time. Whoever
+    has chosen another policy keeps it.
+    """
+    try:
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        pass  # a sandbox does not let us: everything works as well, and a little slower
 
 
 def _prefer_for_oom() -> None:

@@ -487,9 +487,11 @@ _heads: dict[Any, bytes] = {}
 def _small_frame(tensor: torch.Tensor) -> bytes | None:
     """What `_plain_frame` makes of one small tensor. Of such batches there are the most in a
     second; None if it is not that simple."""
+    if _is_unusual(tensor):
+        return None  # a sparse one does not even say how large it is
     nbytes, shape = tensor.nbytes, tensor.shape
     # Where a length is 1, a contiguous tensor may have any stride.
-    if not 0 < nbytes < SMALL or 1 in shape or not tensor.is_contiguous() or _is_unusual(tensor):
+    if not 0 < nbytes < SMALL or 1 in shape or not tensor.is_contiguous():
         return None
     address = tensor.data_ptr()
     if not address:
