@@ -408,6 +408,9 @@ def _other_threads() -> tuple[Neighbour, ...]:
     """The threads of Python's that run beside this one, but for our own, and where they are."""
     frames = sys._current_frames()
     here = threading.get_ident()
+    # Our own frame would hold itself, and with it everybody who waits for us: the iterator that is
+    # being made would be there until a garbage collection, and with it its workers.
+    frames.pop(here, None)
     found = []
     for thread in threading.enumerate():
         if thread.ident in (None, here) or thread.name.startswith("holdfast-"):
