@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
+    _InfiniteConstantSampler,
     _sharding_worker_init_fn,
     _SingleProcessDataLoaderIter,
 )
 
-from holdfast.authors import well_known
 from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
@@ -57,6 +57,17 @@ from holdfast.samples.record import name_of
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
 LOOK_FURTHER = 64  # batches drawn early, without workers, when all before are bad
+_SAMPLERS = frozenset({"torch.utils.data.sampler", "torch.utils.data.distributed"})
+_PLAIN = frozenset(  # by name: NumPy need not be there
+    {
+        ("builtins", "list"),
+        ("builtins", "tuple"),
+        ("builtins", "range"),
+        ("array", "array"),
+        ("numpy", "ndarray"),
+        ("torch", "Tensor"),
+    }
+)
 DESCRIPTORS = 3  # in the main process, for each worker
 _pin: Callable[[Any, Any], Any] = torch_pin_memory.pin_memory
 
@@ -223,7 +234,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     logbook=logbook,
                     worker_memory_limit=options.worker_memory_limit,
                     said=said,
-                    open_draws=not _torchs_own(loader.sampler, loader.batch_sampler),
+                    open_draws=not _runs_nothing_of_the_users(self._index_sampler),
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)
@@ -406,10 +417,16 @@ def _no_end(index: Any) -> WorkerError:
     )
 
 
-def _torchs_own(*samplers: Any) -> bool:
-    """Whether nothing of the user's runs when an index is drawn."""
-    inner = (one.sampler for one in samplers if type(one) is BatchSampler)
-    return all(well_known(type(one).__module__) for one in (*samplers, *inner))
+def _runs_nothing_of_the_users(sampler: Any) -> bool:
+    """Whether drawing an index takes a moment only. What is just an iterator may wait for anything:
+    a generator's or a `map`'s type says nothing of whose code it runs."""
+    kind = type(sampler)
+    if (kind.__module__, kind.__qualname__) in _PLAIN:
+        return True
+    if kind is not _InfiniteConstantSampler and kind.__module__ not in _SAMPLERS:
+        return False
+    inner = (getattr(sampler, name) for name in ("sampler", "indices") if hasattr(sampler, name))
+    return all(map(_runs_nothing_of_the_users, inner))
 
 
 def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:
