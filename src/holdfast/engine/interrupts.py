@@ -49,13 +49,13 @@ _get_ident, _getsignal, _ctrl_c = threading.get_ident, _signal.getsignal, signal
 @contextmanager
 def deferred() -> Iterator[None]:
     """Python's signal handlers run after the block. In other threads they never run anyway."""
-    if not put_aside(even_ctrl_c=True):
-        yield
-        return
+    aside = True  # until we know: a handler that is left alone may raise in between
     try:
+        aside = put_aside(even_ctrl_c=True)
         yield
     finally:
-        bring_back()
+        if aside:
+            bring_back()
 
 
 def put_aside(*, even_ctrl_c: bool = False) -> bool:
@@ -85,8 +85,11 @@ def put_aside(*, even_ctrl_c: bool = False) -> bool:
     return bool(_handlers)
 
 
-def bring_back() -> None:
-    """And run those whose signal has come meanwhile."""
+def bring_back() -> bool:
+    """And run those whose signal has come meanwhile. Once more does no harm; in another thread than
+    theirs it does nothing, and says so."""
+    if _get_ident() != _main:
+        return False
     with contextlib.ExitStack() as again:  # all of them, though the first one may raise
         try:
             _restore()
@@ -96,11 +99,14 @@ def bring_back() -> None:
         finally:
             for _, which in dict.fromkeys(_caught):
                 again.callback(signal.raise_signal, which)
+            _caught.clear()
+    return True
 
 
 def _restore() -> None:
-    for number in reversed(list(_handlers)):  # Ctrl-C, the first in the list, comes back last
-        _signal.signal(number, _handlers[number])
+    # Ctrl-C, the first in the list, comes back last.
+    for number, handler in reversed(list(_handlers.items())):
+        _signal.signal(number, handler)
         _handlers.pop(number, None)
 
 

@@ -338,7 +338,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     pool.epoch.taken = None
             if isinstance(taken, m.Delivery):
                 error = self._error(taken)  # without the lock: it asks the user's own code
-                pool.put_aside(taken)
+                pool.done_with(taken)
                 raise error
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
