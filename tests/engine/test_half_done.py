@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import Dataset
 
 import holdfast
 from holdfast.engine import interrupts
@@ -17,6 +20,8 @@ from holdfast.engine import machine as m
 from holdfast.engine.crew import Crew
 from holdfast.engine.obituaries import Ending
 from holdfast.errors import LoaderClosed
+from holdfast.samples import policy
+from holdfast.samples.quarantine import Quarantine
 
 pytestmark = pytest.mark.timeout(90, method="thread")
 
@@ -171,3 +176,64 @@ def test_a_handler_that_raises_before_a_sampler_is_called_costs_nothing(
             seen += map(int, iterator)
             monkeypatch.undo()
             assert seen == list(range(8)), when
+
+
+class OneBad(Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise ValueError("torn")
+        return index
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
+@pytest.mark.parametrize("limit", [0, 0.1], ids=["at once", "at the end"])
+def test_a_handler_that_raises_in_place_of_the_limit_does_not_lift_it(
+    alarms: None, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_many = policy.too_many
+
+    def struck(*arguments: Any) -> str:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGALRM)
+        return too_many(*arguments)
+
+    options: Any = {"on_bad_sample": "skip", "max_bad_samples": limit}
+    with holdfast.DataLoader(OneBad(), num_workers=1, **options) as loader:
+        iterator = iter(loader)
+        monkeypatch.setattr(policy, "too_many", struck)
+        with pytest.raises(Alarm):
+            list(iterator)
+        with pytest.raises(holdfast.TooManyBadSamples):
+            list(iterator)
+        assert [bad.index for bad in loader.bad_samples] == [2]
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
+def test_handlers_do_not_wait_for_a_disk(
+    alarms: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was to be written is, when it can be."""
+    given_up = []
+
+    def hang(*_: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        time.sleep(5)
+        given_up.append("nobody has interrupted it")
+
+    listed = tmp_path / "bad.jsonl"
+    options: Any = {"on_bad_sample": "skip", "quarantine": str(listed), "logbook": tmp_path / "log"}
+    with holdfast.DataLoader(OneBad(), num_workers=1, **options) as loader:
+        iterator = iter(loader)
+        seen: list[int] = []
+        monkeypatch.setattr(Quarantine, "append", hang)
+        with pytest.raises(Alarm):
+            seen.extend(map(int, iterator))
+        monkeypatch.undo()
+        assert not given_up
+        seen.extend(map(int, iterator))
+        assert seen == [0, 1, 3, 4, 5, 6, 7]
+    assert len(listed.read_text().splitlines()) == 1
+    assert len((tmp_path / "log" / "bad_samples.jsonl").read_text().splitlines()) == 1

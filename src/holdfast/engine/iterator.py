@@ -120,7 +120,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._careful is not None:
-            return self._next_careful(self._careful)
+            return self._next_careful_or_stop(self._careful)
         index: Any = self._next_index()  # type: ignore[no-untyped-call]
         try:
             data = self._dataset_fetcher.fetch(index)
@@ -132,6 +132,14 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             data = _pin(data, self._pin_memory_device)
         self._stats.batches += 1
         return data
+
+    def _next_careful_or_stop(self, fetcher: CarefulMapFetcher | CarefulIterableFetcher) -> Any:
+        try:
+            return self._next_careful(fetcher)
+        except TooManyBadSamples:
+            if self._account is not None:
+                self._account.close()
+            raise
 
     def _next_careful(self, fetcher: CarefulMapFetcher | CarefulIterableFetcher) -> Any:
         account = self._account
@@ -342,8 +350,14 @@ class ProcessIterator(_BaseDataLoaderIter):
                 raise error
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-        except (KeyboardInterrupt, SystemExit, TooManyBadSamples):
+        except (KeyboardInterrupt, SystemExit):
             self._shutdown_workers()
+            raise
+        except TooManyBadSamples:
+            self._shutdown_workers()
+            if self._account is not None:  # last: a signal handler may have raised before
+                self._account.close()
+            pool.epoch.taken = None
             raise
         if isinstance(taken, m.GaveUp):
             error = gave_up(taken, pool.machine.restarts, pool.obituaries)
@@ -357,27 +371,32 @@ class ProcessIterator(_BaseDataLoaderIter):
         raise StopIteration
 
     def _keep_books(self, account: Account, taken: Any) -> None:
-        """Write down the bad samples of a batch, or close the books of the epoch; once."""
-        if taken is self._settled:
-            return
-        shielded = interrupts.put_aside()
-        self._settled = taken
-        try:
-            if isinstance(taken, m.Delivery):
-                result = taken.result
-                bad = result.bad if isinstance(result, Reported) else ()
-                account.settle(len(taken.task.keys), bad, taken.task.keys)
-            elif taken is m.END:
-                epoch = self._pool.epoch
-                unclaimed, epoch.unclaimed = epoch.unclaimed, []
-                account.settle(len(unclaimed), unclaimed)
-                account.end()
-        except TooManyBadSamples:
-            self._pool.epoch.taken = None
-            raise
-        finally:
-            if shielded:
-                interrupts.bring_back()
+        """Write down the bad samples of a batch, or close the books of the epoch; once.
+
+        Signal handlers wait while they are counted, and not for a disk.
+        """
+        if taken is not self._settled:
+            shielded = True  # until we know: see `Pool._shield`
+            try:
+                shielded = interrupts.put_aside()
+                self._settled = taken
+                self._count(account, taken)
+            finally:
+                if shielded:
+                    interrupts.bring_back()
+        account.judge()
+        if taken is m.END:
+            account.end()
+
+    def _count(self, account: Account, taken: Any) -> None:
+        if isinstance(taken, m.Delivery):
+            result = taken.result
+            bad = result.bad if isinstance(result, Reported) else ()
+            account.note(len(taken.task.keys), bad, taken.task.keys)
+        elif taken is m.END:
+            epoch = self._pool.epoch
+            unclaimed, epoch.unclaimed = epoch.unclaimed, []
+            account.note(len(unclaimed), unclaimed)
 
     def _unwrap(self, parcel: Parcel) -> Any:
         """The batch."""
