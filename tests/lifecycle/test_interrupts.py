@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
-from torch.utils.data import BatchSampler, Dataset
+import torch
+from torch.utils.data import BatchSampler, Dataset, SubsetRandomSampler
 
 from holdfast import DataLoader
 from holdfast.errors import LoaderClosed
@@ -455,25 +457,55 @@ def test_a_handler_that_raises_inside_next_never_loses_a_batch_without_a_word(
 class Stuck:
     """A sampler that waits for something that never comes."""
 
+    given_up = False  # nobody has interrupted it
+
     def __iter__(self) -> Iterator[int]:
         yield from range(10)
-        time.sleep(3600)
-        raise AssertionError("nobody has interrupted it")
+        time.sleep(10)
+        Stuck.given_up = True
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_an_alarm_ends_the_waiting_of_a_sampler_of_the_users_own(wrapped: bool) -> None:
+class StuckChoice(Sequence[int]):
+    """Indices to choose from, as they are found."""
+
+    def __init__(self) -> None:
+        self.indices = iter(Stuck())
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, position: Any) -> Any:
+        return next(self.indices)
+
+
+WAITING: dict[str, Callable[[], dict[str, Any]]] = {
+    "a class": lambda: {"sampler": Stuck()},
+    "a generator": lambda: {"sampler": iter(Stuck())},
+    "map": lambda: {"sampler": map(int, Stuck())},
+    "chain": lambda: {"batch_sampler": itertools.chain([one] for one in Stuck())},
+    "batches": lambda: {"batch_sampler": BatchSampler(Stuck(), 1, False)},  # type: ignore[arg-type]
+    "batches of batches": lambda: {
+        "batch_sampler": BatchSampler(BatchSampler(Stuck(), 1, False), 1, False),  # type: ignore[arg-type]
+        "collate_fn": lambda rows: torch.tensor(rows[0]),
+    },
+    "a choice": lambda: {"sampler": SubsetRandomSampler(StuckChoice())},
+}
+
+
+@pytest.mark.parametrize("how", WAITING)
+def test_an_alarm_ends_the_waiting_of_a_sampler_of_the_users_own(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Handlers wait for us to finish, and not for what we call."""
-    how: dict[str, Any] = {"sampler": Stuck()}
-    if wrapped:
-        how = {"batch_sampler": BatchSampler(Stuck(), 1, False)}  # type: ignore[arg-type]
-    batches = iter(DataLoader(Numbers(40), num_workers=1, prefetch_factor=2, **how))
+    monkeypatch.setattr(Stuck, "given_up", False)
+    batches = iter(DataLoader(Numbers(40), num_workers=1, prefetch_factor=2, **WAITING[how]()))
     before = signal.signal(signal.SIGALRM, ring)
     try:
         seen = [next(batches).item()]
         signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
         with pytest.raises(Tick):
             seen.extend(batch.item() for batch in batches)
+        assert not Stuck.given_up
         assert signal.getsignal(signal.SIGALRM) is ring
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -8,6 +8,9 @@ handlers themselves are put aside for the moment.
 
 That takes some microseconds. Where it would be for every batch (`put_aside`) it is only done if the
 user has a handler of his own: Ctrl-C, as Python handles it, ends the iterator anyway.
+
+A process that another thread forks meanwhile goes on without whoever would bring them back, so it
+does that at once.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import _signal  # type: ignore[import-not-found]  # without enumerations it take
 import contextlib
 import functools
 import inspect
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,10 +27,10 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-__all__ = ["bring_back", "deferred", "put_aside", "restore", "struck"]
+__all__ = ["bring_back", "deferred", "put_aside", "struck"]
 
 _handlers: dict[int, Any] = {}  # those that are put aside
-_caught: list[int] = []  # since then
+_caught: list[tuple[int, int]] = []  # since then, and in which process
 _NUMBERS = tuple(
     int(number)
     for number in (
@@ -45,13 +49,13 @@ _get_ident, _getsignal, _ctrl_c = threading.get_ident, _signal.getsignal, signal
 @contextmanager
 def deferred() -> Iterator[None]:
     """Python's signal handlers run after the block. In other threads they never run anyway."""
-    if not put_aside(even_ctrl_c=True):
-        yield
-        return
+    aside = True  # until we know: a handler that is left alone may raise in between
     try:
+        aside = put_aside(even_ctrl_c=True)
         yield
     finally:
-        bring_back()
+        if aside:
+            bring_back()
 
 
 def put_aside(*, even_ctrl_c: bool = False) -> bool:
@@ -81,28 +85,44 @@ def put_aside(*, even_ctrl_c: bool = False) -> bool:
     return bool(_handlers)
 
 
-def bring_back() -> None:
-    """And run those whose signal has come meanwhile."""
+def bring_back() -> bool:
+    """And run those whose signal has come meanwhile. Once more does no harm; in another thread than
+    theirs it does nothing, and says so."""
+    if _get_ident() != _main:
+        return False
     with contextlib.ExitStack() as again:  # all of them, though the first one may raise
         try:
-            restore()
+            _restore()
         except BaseException:  # a handler that is back already raised: the others too
-            restore()
+            _restore()
             raise
         finally:
-            for which in dict.fromkeys(_caught):
+            for _, which in dict.fromkeys(_caught):
                 again.callback(signal.raise_signal, which)
+            _caught.clear()
+    return True
 
 
-def restore() -> None:
-    """Bring the handlers back and no more: in a process forked meanwhile."""
-    for number in reversed(list(_handlers)):  # Ctrl-C, the first in the list, comes back last
-        _signal.signal(number, _handlers[number])
+def _restore() -> None:
+    # Ctrl-C, the first in the list, comes back last.
+    for number, handler in reversed(list(_handlers.items())):
+        _signal.signal(number, handler)
         _handlers.pop(number, None)
 
 
 def _note(number: int, frame: object) -> None:
-    _caught.append(number)
+    _caught.append((os.getpid(), number))
+
+
+def _in_child() -> None:
+    """The thread that forked is the main one now. What the parent has caught is the parent's."""
+    global _main
+    _main = _get_ident()
+    _caught[:] = [(pid, number) for pid, number in _caught if pid == os.getpid()]
+    bring_back()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def struck(error: BaseException) -> bool:

@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
+    _InfiniteConstantSampler,
     _sharding_worker_init_fn,
     _SingleProcessDataLoaderIter,
 )
 
-from holdfast.authors import well_known
 from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
@@ -57,6 +57,17 @@ from holdfast.samples.record import name_of
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
 LOOK_FURTHER = 64  # batches drawn early, without workers, when all before are bad
+_SAMPLERS = frozenset({"torch.utils.data.sampler", "torch.utils.data.distributed"})
+_PLAIN = frozenset(  # by name: NumPy need not be there
+    {
+        ("builtins", "list"),
+        ("builtins", "tuple"),
+        ("builtins", "range"),
+        ("array", "array"),
+        ("numpy", "ndarray"),
+        ("torch", "Tensor"),
+    }
+)
 DESCRIPTORS = 3  # in the main process, for each worker
 _pin: Callable[[Any, Any], Any] = torch_pin_memory.pin_memory
 
@@ -109,7 +120,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._careful is not None:
-            return self._next_careful(self._careful)
+            return self._next_careful_or_stop(self._careful)
         index: Any = self._next_index()  # type: ignore[no-untyped-call]
         try:
             data = self._dataset_fetcher.fetch(index)
@@ -121,6 +132,14 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             data = _pin(data, self._pin_memory_device)
         self._stats.batches += 1
         return data
+
+    def _next_careful_or_stop(self, fetcher: CarefulMapFetcher | CarefulIterableFetcher) -> Any:
+        try:
+            return self._next_careful(fetcher)
+        except TooManyBadSamples:
+            if self._account is not None:
+                self._account.close()
+            raise
 
     def _next_careful(self, fetcher: CarefulMapFetcher | CarefulIterableFetcher) -> Any:
         account = self._account
@@ -223,7 +242,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     logbook=logbook,
                     worker_memory_limit=options.worker_memory_limit,
                     said=said,
-                    open_draws=not _torchs_own(loader.sampler, loader.batch_sampler),
+                    open_draws=not _runs_nothing_of_the_users(self._index_sampler),
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)
@@ -327,12 +346,18 @@ class ProcessIterator(_BaseDataLoaderIter):
                     pool.epoch.taken = None
             if isinstance(taken, m.Delivery):
                 error = self._error(taken)  # without the lock: it asks the user's own code
-                pool.put_aside(taken)
+                pool.done_with(taken)
                 raise error
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-        except (KeyboardInterrupt, SystemExit, TooManyBadSamples):
+        except (KeyboardInterrupt, SystemExit):
             self._shutdown_workers()
+            raise
+        except TooManyBadSamples:
+            self._shutdown_workers()
+            if self._account is not None:  # last: a signal handler may have raised before
+                self._account.close()
+            pool.epoch.taken = None
             raise
         if isinstance(taken, m.GaveUp):
             error = gave_up(taken, pool.machine.restarts, pool.obituaries)
@@ -346,27 +371,32 @@ class ProcessIterator(_BaseDataLoaderIter):
         raise StopIteration
 
     def _keep_books(self, account: Account, taken: Any) -> None:
-        """Write down the bad samples of a batch, or close the books of the epoch; once."""
-        if taken is self._settled:
-            return
-        shielded = interrupts.put_aside()
-        self._settled = taken
-        try:
-            if isinstance(taken, m.Delivery):
-                result = taken.result
-                bad = result.bad if isinstance(result, Reported) else ()
-                account.settle(len(taken.task.keys), bad, taken.task.keys)
-            elif taken is m.END:
-                epoch = self._pool.epoch
-                unclaimed, epoch.unclaimed = epoch.unclaimed, []
-                account.settle(len(unclaimed), unclaimed)
-                account.end()
-        except TooManyBadSamples:
-            self._pool.epoch.taken = None
-            raise
-        finally:
-            if shielded:
-                interrupts.bring_back()
+        """Write down the bad samples of a batch, or close the books of the epoch; once.
+
+        Signal handlers wait while they are counted, and not for a disk.
+        """
+        if taken is not self._settled:
+            shielded = True  # until we know: see `Pool._shield`
+            try:
+                shielded = interrupts.put_aside()
+                self._settled = taken
+                self._count(account, taken)
+            finally:
+                if shielded:
+                    interrupts.bring_back()
+        account.judge()
+        if taken is m.END:
+            account.end()
+
+    def _count(self, account: Account, taken: Any) -> None:
+        if isinstance(taken, m.Delivery):
+            result = taken.result
+            bad = result.bad if isinstance(result, Reported) else ()
+            account.note(len(taken.task.keys), bad, taken.task.keys)
+        elif taken is m.END:
+            epoch = self._pool.epoch
+            unclaimed, epoch.unclaimed = epoch.unclaimed, []
+            account.note(len(unclaimed), unclaimed)
 
     def _unwrap(self, parcel: Parcel) -> Any:
         """The batch."""
@@ -406,10 +436,16 @@ def _no_end(index: Any) -> WorkerError:
     )
 
 
-def _torchs_own(*samplers: Any) -> bool:
-    """Whether nothing of the user's runs when an index is drawn."""
-    inner = (one.sampler for one in samplers if type(one) is BatchSampler)
-    return all(well_known(type(one).__module__) for one in (*samplers, *inner))
+def _runs_nothing_of_the_users(sampler: Any) -> bool:
+    """Whether drawing an index takes a moment only. What is just an iterator may wait for anything:
+    a generator's or a `map`'s type says nothing of whose code it runs."""
+    kind = type(sampler)
+    if (kind.__module__, kind.__qualname__) in _PLAIN:
+        return True
+    if kind is not _InfiniteConstantSampler and kind.__module__ not in _SAMPLERS:
+        return False
+    inner = (getattr(sampler, name) for name in ("sampler", "indices") if hasattr(sampler, name))
+    return all(map(_runs_nothing_of_the_users, inner))
 
 
 def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:

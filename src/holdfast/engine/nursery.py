@@ -26,7 +26,6 @@ from collections.abc import Callable
 from multiprocessing import spawn, util
 from typing import Any
 
-from holdfast.engine import interrupts
 from holdfast.engine.nurse import IGNORED, MESSAGE, Nurse, Report, set_signals
 from holdfast.engine.payload import Payload
 
@@ -65,7 +64,6 @@ class Nursery:
             if pid == 0:
                 status = 1
                 try:
-                    interrupts.restore()
                     set_signals()
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     ours.close()

@@ -154,8 +154,8 @@ class Pool:
         handler raises in between.
         """
         machine = self.machine
-        self._enter()
         try:
+            self._enter()
             if self.watch.stage is not OPEN:
                 if self.epoch.ended:
                     self._leave()
@@ -180,10 +180,10 @@ class Pool:
                 self.epoch.ended = taken is m.END
                 if self.epoch.ended and self.epoch.sampler_error is not None:
                     self._say_that_it_is_incomplete()
+            self._leave()
         except BaseException as error:
             self._fail(error)
             raise
-        self._leave()
         return taken  # type: ignore[no-any-return]
 
     def _count(self, result: Any) -> None:
@@ -212,17 +212,17 @@ class Pool:
 
     def unpacked(self) -> None:
         """The consumer has its batch: what it keeps is not in flight."""
-        self._enter()
         try:
+            self._enter()
             actions = self.machine.unpacked()
             if actions and self.watch.stage is OPEN:
                 self.crew.carry_out(actions)
+            self._leave()
         except BaseException as error:
             self._fail(error)
             raise
-        self._leave()
 
-    def put_aside(self, taken: Taken) -> None:
+    def done_with(self, taken: Taken) -> None:
         """The consumer has had this."""
         with self.lock:
             if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
@@ -272,10 +272,16 @@ class Pool:
 
     def _draw(self, draw: Callable[[], Any]) -> None:
         while self.machine.draws_due > 0:
-            if self._open_draws:
-                self._let_handlers_run()
+            open_ = self._open_draws and self._shielded
+            if open_:
+                self._leave()  # one that raises here has not struck the sampler
+                self._midway = True
             try:
-                index = self._drawn(draw)
+                try:
+                    index = draw()
+                finally:
+                    if open_:
+                        self._shield()
             except StopIteration:
                 self.machine.drained()
             except BaseException as error:
@@ -291,15 +297,6 @@ class Pool:
                 if self.epoch.account is not None:
                     brief = self.epoch.account.brief(self.machine.next_number, keys)
                 self.crew.carry_out(self.machine.draw(index, keys, brief))
-
-    def _drawn(self, draw: Callable[[], Any]) -> Any:
-        if not (self._open_draws and self._shielded):
-            return draw()
-        interrupts.bring_back()
-        try:
-            return draw()
-        finally:
-            self._shielded = interrupts.put_aside()
 
     # -- the workers ----------------------------------------------------------------------
 
@@ -357,7 +354,8 @@ class Pool:
         shielded = self._shielded
         self._leave()
         events = self.holdings.poll.poll(wait * 1000)
-        self._shielded = shielded and interrupts.put_aside()
+        if shielded and not self._shielded:
+            self._shield()
         self._midway = True
         heard = False
         for fd, mask in events:
@@ -453,19 +451,23 @@ class Pool:
         nothing had been. So the user's handlers are put aside until we wait or are done. What
         is left is Ctrl-C, signals that nobody expects to raise, and a sampler of the user's own.
         The flag also tells when not even the ``except`` clause has run, because a second signal
-        struck there.
+        struck there. Whoever enters also sees to it that what is raised gets to `_fail`.
         """
         if self._midway:
             self._break(None)
-        self._shielded = interrupts.put_aside()
+        if not self._shielded or interrupts.bring_back():  # else `_fail` never came to its end
+            self._shield()
         self._midway = True
+
+    def _shield(self) -> None:
+        self._shielded = True  # before they are: a handler that we leave alone may raise in between
+        self._shielded = interrupts.put_aside()
 
     def _leave(self) -> None:
         """Nothing is half done. Signal handlers that had to wait run now, and may raise."""
         self._midway = False
-        if self._shielded:
+        if self._shielded and interrupts.bring_back():
             self._shielded = False
-            interrupts.bring_back()
 
     def _fail(self, error: BaseException) -> None:
         """Something was raised after `_enter`."""
@@ -475,24 +477,17 @@ class Pool:
         finally:
             self._leave()
 
-    def _let_handlers_run(self) -> None:
-        """Now, since what comes next may take its time."""
-        if self._shielded:
-            self._leave()
-            self._shielded = interrupts.put_aside()
-            self._midway = True
-
     @contextlib.contextmanager
     def _undivided(self) -> Iterator[None]:
         """The lock, and `_enter`, for all that is less often done than `next`."""
         with self.lock:
-            self._enter()
             try:
+                self._enter()
                 yield
+                self._leave()
             except BaseException as error:
                 self._fail(error)
                 raise
-            self._leave()
 
     def _break(self, error: BaseException | None) -> None:
         """Something struck in the middle of something: nobody can go on from there."""

@@ -16,7 +16,9 @@ import dataclasses
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -153,6 +155,8 @@ class Account:
         self._keys: set[Key] = set()
         self._drawn = Drawn()
         self._ahead = 0
+        self._unjudged: list[BadSample] = []
+        self._unwritten: deque[Callable[[], None]] = deque()
         self._to_report: list[BadSample] = []  # candidates that ended workers
         self._good = 0
         self._streak = 0
@@ -239,9 +243,16 @@ class Account:
     def settle(
         self, samples: int, reports: Sequence[BadSample], keys: Sequence[Any] | None = None
     ) -> None:
+        """Take note of a batch, and `judge`."""
+        self.note(samples, reports, keys)
+        self.judge()
+
+    def note(
+        self, samples: int, reports: Sequence[BadSample], keys: Sequence[Any] | None = None
+    ) -> None:
         """A batch of `samples` was made, of `keys` if the reports come from another process.
 
-        Raises `TooManyBadSamples` beyond the limit.
+        It takes a moment only, and must not be left half done.
         """
         self.seen += samples
         self._good += max(0, samples - len(reports))
@@ -251,9 +262,22 @@ class Account:
             return
         del self._to_report[: len(found) - len(reports)]
         for bad in found:
-            self._write_down(bad)
+            self._count(bad)
+        self._unjudged += found
+
+    def judge(self) -> None:
+        """Write down what is new, warn of it, and raise `TooManyBadSamples` beyond the limit.
+
+        This may take as long as a disk does. Who is interrupted in it, or before what it raised
+        has got out, asks again and hears the same, until the account is closed.
+        """
+        if not self._unjudged:
+            return
+        while self._unwritten:
+            self._unwritten[0]()
+            self._unwritten.popleft()
         # Only when all is written down: a warning may be an error.
-        for bad in found:
+        for bad in self._unjudged:
             self.ledger.warn(f"{bad.kind} {bad.error}", policies.first_of_its_kind(bad))
             if bad.action == "skipped":
                 self.ledger.warn_of_ranks()
@@ -264,9 +288,10 @@ class Account:
         if why is None and self._streak >= policies.STREAK and not self._limit.all_may_be_bad:
             why = f"{self._streak} samples in a row were bad and not one was good"
         if why is not None:
-            self._stop(why)
+            raise TooManyBadSamples(policies.too_many(why, self.bad))
+        self._unjudged.clear()
 
-    def _write_down(self, bad: BadSample) -> None:
+    def _count(self, bad: BadSample) -> None:
         ledger = self.ledger
         bad = dataclasses.replace(bad, epoch=self.epoch, time=bad.time or time.time())
         key = key_of(bad.index)
@@ -281,18 +306,18 @@ class Account:
             ledger.counted.add(key)
             ledger.bad_samples.append(bad)
             if ledger.logbook is not None:
-                ledger.logbook.bad_sample(bad.to_json())
+                self._unwritten.append(partial(ledger.logbook.bad_sample, bad.to_json()))
         if bad.verdict == "bad" and bad.index is not None:
             ledger.known.setdefault(key, bad)
         if is_new or bad.index is not None:
-            ledger.write(bad)
+            self._unwritten.append(partial(ledger.write, bad))
 
     def end(self) -> None:
-        """The epoch is over: one line about it, if there is something to say."""
-        if self.ended:
-            return
-        self.ended = True
-        if not self.bad:
+        """The epoch is over: one line about it, if there is something to say.
+
+        Or `TooManyBadSamples`, as often as it is asked, until the account is closed.
+        """
+        if self.ended or not self.bad:
             return
         limit, ledger = self._limit, self.ledger
         why = limit.passed(
@@ -301,7 +326,8 @@ class Account:
         if why is None and not self._good and not limit.all_may_be_bad:
             why = f"all {self.seen} samples of this epoch were bad"
         if why is not None:
-            self._stop(why)
+            raise TooManyBadSamples(policies.too_many(why, self.bad))
+        self.ended = True
         path = None if ledger.quarantine is None else ledger.quarantine.path
         warnings.warn(
             policies.summary(self.bad, epoch=self.epoch, seen=self.seen, quarantine=path),
@@ -309,9 +335,10 @@ class Account:
             stacklevel=_users_level(),
         )
 
-    def _stop(self, why: str) -> None:
+    def close(self) -> None:
+        """That there are too many has been said."""
         self.ended = True
-        raise TooManyBadSamples(policies.too_many(why, self.bad))
+        self._unjudged.clear()
 
 
 def _find(known: Mapping[Key, BadSample], index: Any) -> BadSample | None:
