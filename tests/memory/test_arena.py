@@ -313,12 +313,12 @@ def test_a_lease_is_released_when_the_last_tensor_on_it_is_gone(slot: Slot) -> N
     del whole
     assert slot.window.take_released() == []
     assert slot.window.handover() == [(offset, 4000)]
-    assert slot.window.held_bytes == 4000
+    assert slot.lent() == 4000
     del part
     assert slot.window.take_released() == [offset]
-    assert slot.window.held_bytes == 0
+    assert slot.lent() == 0
     assert slot.window.take_released() == []
-    assert slot.window.held_bytes == 0
+    assert slot.lent() == 0
 
 
 def test_releases_can_be_popped_like_a_deque(slot: Slot) -> None:

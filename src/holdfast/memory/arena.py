@@ -519,7 +519,6 @@ class Released(deque[_Ref]):
     def __init__(self) -> None:
         super().__init__()
         self.leases: dict[int, _Ref] = {}
-        self.nbytes = 0
 
     def __bool__(self) -> bool:
         while len(self):
@@ -538,7 +537,6 @@ class Released(deque[_Ref]):
 
     def forget(self, ref: _Ref) -> None:
         del self.leases[ref.offset]
-        self.nbytes -= ref.nbytes
 
     def _is_current(self, ref: _Ref) -> bool:
         # After a handover a late callback may still bring in a lease of the worker before; its
@@ -564,11 +562,6 @@ class Window:
         self.kept.open(self)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes lent out, and released ones that nobody has popped yet."""
-        return self.released.nbytes
-
-    @property
     def kept_bytes(self) -> int:
         """Bytes of what the user has been given and still has."""
         leases = list(self.released.leases.values())
@@ -591,7 +584,6 @@ class Window:
         ref.nbytes = nbytes
         ref.delivered = False
         self.released.leases[offset] = ref
-        self.released.nbytes += nbytes
         return array
 
     def deliver(self, offsets: Iterable[int]) -> None:
@@ -646,7 +638,6 @@ class Window:
         alive = [(ref, ref()) for ref in self.released.leases.values()]
         self.released.leases.clear()
         self.released.clear()
-        self.released.nbytes = 0
         if os.getpid() != self._pid:
             return  # the pages are still our parent's
         spare = []
