@@ -55,7 +55,9 @@ def test_what_was_estimated_is_corrected_when_it_is_there() -> None:
     share = Share(Budget(None))
     assert share.take(10)
     share.became(10, 35)
-    assert (share.in_flight, share.largest, share.peak) == (35, 35, 35)
+    assert (share.in_flight, share.largest, share.peak) == (35, None, 35)
+    assert [share.saw(nbytes) for nbytes in (35, 35, 20, 36)] == [True, False, False, True]
+    assert share.largest == 36
 
 
 def test_the_automatic_budget_follows_what_is_free_and_counts_what_it_has_itself() -> None:
