@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from holdfast.autopsy.readers import Roots
 from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
-from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Copies, Garbage
-from holdfast.memory.ladder import ALONE, Ladder, Rung, allowance
+from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Copies, Garbage, Housekeeper
+from holdfast.memory.ladder import ALONE, Allowance, Ladder, Rung, allowance
 from holdfast.memory.pressure import SLOWLY, Level, Pressure
 from holdfast.memory.shares import IN_FLIGHT, shares
 
@@ -127,6 +128,16 @@ def test_what_a_worker_is_allowed() -> None:
     assert share(GIB) == (GIB, GIB // 4)
     unknown = allowance("auto", free=None, confined=False, workers=1, ranks=1)
     assert (unknown.private, unknown.beyond) == (None, None)
+
+
+def test_a_number_counts_as_it_was_given_however_small() -> None:
+    keeper = Housekeeper(Allowance(4 * MIB))
+    try:
+        keeper.begin()
+        assert (keeper.limit, keeper.raised) == (4 * MIB, False)
+    finally:
+        keeper.close()
+        gc.unfreeze()
 
 
 def test_collections_that_do_not_help_become_rare_and_those_that_do_stay() -> None:
