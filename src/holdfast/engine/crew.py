@@ -387,7 +387,9 @@ class Crew:
         self._note_held_back()
         for at in self._obituaries.deaths_of_memory():
             self._warden.died_of_memory(at)
-        fattest = self._warden.look(now, self._coroner.pids)
+        pids = self._coroner.pids
+        ready = {worker: pids[worker] for worker in pids if self.machine.ready(worker)}
+        fattest = self._warden.look(now, ready)
         if fattest is not None:
             self._wish(fattest, "retire")
         if self._warden.tight(now):
