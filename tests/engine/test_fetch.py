@@ -14,7 +14,6 @@ from holdfast.autopsy.blackbox import BlackBoxes, Recorder
 from holdfast.engine import fetch
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
-from holdfast.engine.faults import Faults
 from holdfast.engine.fetch import SELDOM, IterableFetcher, MapFetcher
 from holdfast.memory import collate
 from holdfast.samples.policy import Policy
@@ -50,7 +49,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
             "drop_last": False,
             "recorder": Recorder(boxes.fd, 1, 0),
             "arena": slot.arena,
-            "faults": Faults([], 0, 0),
+            "faults": None,
         }
     boxes.close()
 

@@ -162,7 +162,11 @@ class History(RuleBasedStateMachine):
             item = self.inboxes[worker].popleft()
             if isinstance(item, m.Task):
                 event: m.Event = m.BatchReady(
-                    worker, generation, item.number, (item.epoch, item.index), self.size(item.index)
+                    worker,
+                    generation,
+                    item.number,
+                    (item.epoch, item.index),
+                    self.sizes[item.index % len(self.sizes)] or None,  # 0: an error
                 )
             else:
                 event = m.Resumed(worker, generation)
@@ -662,3 +666,33 @@ def test_a_replica_cannot_go_past_a_sample_that_kills() -> None:
     assert isinstance(delivery.result, m.Poisoned)
     fill(machine, [None] * 2)
     assert machine.take() is m.END
+
+
+def numbers(actions: list[m.Action]) -> list[int]:
+    """Of the tasks that are handed out."""
+    items = [action.item for action in actions if isinstance(action, m.Dispatch)]
+    return [item.number for item in items if isinstance(item, m.Task)]
+
+
+@pytest.mark.parametrize(("auto", "at_once"), [(False, 1), (True, 2)])
+def test_an_answer_that_brings_no_batch_says_nothing_of_how_large_they_are(
+    auto: bool, at_once: int
+) -> None:
+    """Nobody knows yet: one to see, or one for each worker where nobody has set the limit."""
+    share = Share(Budget(100, auto=auto))
+    machine = make(2, 4, share=share)
+    machine.begin()
+    indices = list(range(20))
+    out = [action.item.number for action in fill(machine, indices)]
+    assert out == list(range(at_once))
+    for worker in range(2):
+        machine.handle(m.WorkerReady(worker, 0))
+    for number in range(4):
+        worker = number % 2
+        out += numbers(machine.handle(m.BatchReady(worker, 0, number, "an error")))
+        assert isinstance(machine.take(), m.Delivery)
+        out += numbers([*machine.unpacked(), *fill(machine, indices)])
+        assert share.largest is None
+        assert len(out) <= number + 1 + at_once
+    machine.handle(m.BatchReady(0, 0, 4, "a batch", 60))
+    assert share.largest == 60

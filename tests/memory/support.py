@@ -33,6 +33,10 @@ class Slot:
         for offset in self.window.take_released():
             self.arena.release(offset)
 
+    def lent(self) -> int:
+        """Bytes lent out, and those of released blocks that the worker was not told of yet."""
+        return sum(lease.nbytes for lease in self.window.released.leases.values())
+
     def resident(self) -> int:
         """Bytes of memory behind the file."""
         return os.fstat(self.fd).st_blocks * 512

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from holdfast.memory import arena as arenas
-from holdfast.memory.arena import Arena, create, default_capacity
+from holdfast.memory.arena import Arena, Kept, Window, create, default_capacity
 from tests.support import warm
 
 from .support import MIB, Child, Slot, new_slot, worker
@@ -313,12 +313,12 @@ def test_a_lease_is_released_when_the_last_tensor_on_it_is_gone(slot: Slot) -> N
     del whole
     assert slot.window.take_released() == []
     assert slot.window.handover() == [(offset, 4000)]
-    assert slot.window.held_bytes == 4000
+    assert slot.lent() == 4000
     del part
     assert slot.window.take_released() == [offset]
-    assert slot.window.held_bytes == 0
+    assert slot.lent() == 0
     assert slot.window.take_released() == []
-    assert slot.window.held_bytes == 0
+    assert slot.lent() == 0
 
 
 def test_releases_can_be_popped_like_a_deque(slot: Slot) -> None:
@@ -414,6 +414,49 @@ def test_what_a_dead_worker_left_behind_is_given_back(slot: Slot) -> None:
     assert slot.resident() <= 9 * MIB
     assert (kept == 7).all()
     assert replacement.in_use == 8 * MIB
+
+
+@pytest.mark.parametrize(("nbytes", "count"), [(8 * MIB, 2), (100_000, 160)])
+def test_what_the_user_kept_over_a_replacement_is_given_back_when_it_is_let_go(
+    slot: Slot, nbytes: int, count: int
+) -> None:
+    """Whole chunks of memory, and many blocks that are smaller than one."""
+    kept = [slot.window.lease(offset_of_new_block(slot, nbytes, 7), nbytes) for _ in range(count)]
+    slot.arena = Arena(slot.fd, slot.window.handover())
+    assert all((one == 7).all() for one in kept)
+    last = kept.pop()
+    kept.clear()
+    slot.recycle()
+    slot.arena.shrink()
+    assert slot.resident() <= nbytes + 2 * arenas.CHUNK
+    assert (last == 7).all()
+    again = slot.arena.take(16 * MIB)
+    assert again is not None
+    again.array[:] = 1
+    assert (last == 7).all()
+
+
+def test_what_a_successor_finds_reserved_counts_for_it(slot: Slot) -> None:
+    kept = slot.window.lease(offset_of_new_block(slot, 64 * MIB, 7), 64 * MIB)
+    slot.arena = Arena(slot.fd, slot.window.handover())
+    assert 63 * MIB <= slot.arena.reserved <= slot.resident()
+    del kept
+    slot.recycle()
+    for _ in range(3 * arenas.MEMORY_OF_PEAK):
+        slot.arena.take(MIB)
+        slot.arena.trim()
+    assert slot.resident() <= 40 * MIB
+
+
+def test_what_is_kept_can_be_asked_for_as_soon_as_a_window_is_in_the_books(slot: Slot) -> None:
+    class Asked(Kept):
+        """Somebody in another thread asks at once."""
+
+        def open(self, window: Window) -> None:
+            super().open(window)
+            assert (self.nbytes, window.delivered(), window.closed) == (0, [], False)
+
+    Window(slot.fd, Asked()).close()
 
 
 def test_what_the_user_keeps_outlives_the_window_and_everything_else() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from holdfast.autopsy.readers import Roots
 from holdfast.engine.warden import Warden, _Told
 from holdfast.memory import gauge
 from holdfast.memory.budget import Budget, Share, in_bytes
-from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Copies, Garbage
-from holdfast.memory.ladder import ALONE, Ladder, Rung, allowance
+from holdfast.memory.housekeeping import LARGEST_STEP, STEP, Copies, Garbage, Housekeeper
+from holdfast.memory.ladder import ALONE, Allowance, Ladder, Rung, allowance
 from holdfast.memory.pressure import SLOWLY, Level, Pressure
 from holdfast.memory.shares import IN_FLIGHT, shares
 
@@ -55,7 +57,9 @@ def test_what_was_estimated_is_corrected_when_it_is_there() -> None:
     share = Share(Budget(None))
     assert share.take(10)
     share.became(10, 35)
-    assert (share.in_flight, share.largest, share.peak) == (35, 35, 35)
+    assert (share.in_flight, share.largest, share.peak) == (35, None, 35)
+    assert [share.saw(nbytes) for nbytes in (35, 35, 20, 36)] == [True, False, False, True]
+    assert share.largest == 36
 
 
 def test_the_automatic_budget_follows_what_is_free_and_counts_what_it_has_itself() -> None:
@@ -125,6 +129,16 @@ def test_what_a_worker_is_allowed() -> None:
     assert share(GIB) == (GIB, GIB // 4)
     unknown = allowance("auto", free=None, confined=False, workers=1, ranks=1)
     assert (unknown.private, unknown.beyond) == (None, None)
+
+
+def test_a_number_counts_as_it_was_given_however_small() -> None:
+    keeper = Housekeeper(Allowance(4 * MIB))
+    try:
+        keeper.begin()
+        assert (keeper.limit, keeper.raised) == (4 * MIB, False)
+    finally:
+        keeper.close()
+        gc.unfreeze()
 
 
 def test_collections_that_do_not_help_become_rare_and_those_that_do_stay() -> None:
@@ -387,10 +401,98 @@ def test_a_worker_whose_replacement_has_helped_may_be_replaced_again_at_once(
     went = []
     for tenth in range(60):  # it grows by 90 MiB in half a second, which are gone with it
         grown = (tenth % 5 + 1) * 20 * MIB
+        if tenth % 5 == 0:
+            mind.started(0)
         confine(place, GIB, GIB - 110 * MIB + grown)
         if mind.look(tenth / 10, {0: 70}) is not None:
             went.append(tenth)
     assert len(went) >= 10
+
+
+@pytest.mark.parametrize("swing", [41, 400])
+def test_a_trainer_whose_memory_comes_and_goes_has_workers_replaced_ever_less_often(
+    tmp_path: Path, swing: int
+) -> None:
+    """At each step of half a second memory is full, and then it is not; that is not the doing of
+    workers that were replaced."""
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    of_size(roots, 70, 90 * MIB)
+    confine(place, GIB, GIB // 2)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    went: list[int] = []
+    for tenth in range(400):
+        confine(place, GIB, GIB - (51 if tenth % 5 < 3 else 51 + swing) * MIB)
+        if went and tenth == went[-1] + 3:
+            mind.started(0)
+        if mind.look(tenth / 10, {0: 70}) is not None:
+            went.append(tenth)
+    gaps = [after - before for before, after in itertools.pairwise(went)]
+    assert [round(gap, -1) for gap in gaps[:4]] == [10, 20, 40, 80]
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+@pytest.mark.parametrize(("takes", "most"), [(0.0, 5), (0.02, 1)])
+def test_workers_that_are_too_small_to_be_worth_it_are_not_measured_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurry: bool, takes: float, most: int
+) -> None:
+    """It takes milliseconds for each, and everybody waits."""
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    of_size(roots, 70, 4 * MIB)
+    confine(place, GIB, GIB // 2)
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    measured = 0
+
+    def private(pid: int | str, roots: Roots) -> int | None:
+        nonlocal measured
+        measured += 1
+        time.sleep(takes)
+        return measure(pid, roots)
+
+    measure = gauge.private
+    monkeypatch.setattr(gauge, "private", private)
+    for look in range(50):  # in a second
+        left = 300 - 6 * look if hurry else 20  # 300 MiB in a second
+        confine(place, GIB, GIB - left * MIB)
+        assert mind.look(10 + look / 50, {0: 70}) is None
+    assert 1 <= measured <= most
+
+
+def test_what_a_worker_had_that_is_gone_already_does_not_count_as_coming(tmp_path: Path) -> None:
+    roots = system(tmp_path)
+    place, pids = roots.cgroup / "job" / "step", {0: 70, 1: 71}
+    of_size(roots, 70, 60 * MIB)
+    of_size(roots, 71, 50 * MIB)
+
+    def look(seconds: float, left: int) -> int | None:
+        confine(place, GIB, GIB - left * MIB)
+        return mind.look(seconds, pids)
+
+    for gone in (False, True):
+        confine(place, GIB, GIB // 2)
+        mind = Warden(Share(Budget(None, auto=True)), "auto", 2, roots)
+        for tenth in range(6):
+            assert look(20 + tenth / 10, 200 - tenth) is None
+        assert [look(20.6, 165), look(20.7, 135), look(20.8, 105)] == [None] * 3
+        assert look(20.88, 86) == 0, "for less than half a second"
+        if gone:
+            mind.started(0)
+        assert look(20.94, 80) == (1 if gone else None)
+
+
+def test_why_a_worker_was_to_go_is_not_said_of_its_successor(tmp_path: Path) -> None:
+    roots = system(tmp_path / "system")
+    confine(roots.cgroup / "job" / "step", GIB, GIB - 64 * MIB)
+    of_size(roots, 70, 90 * MIB)
+    book = Logbook(tmp_path / "book")
+    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots, logbook=book)
+    assert mind.look(10.0, {0: 70}) == 0
+    mind.started(0)  # it died of something else before it could go
+    mind.retired(0)
+    book.flush()
+    texts = [one["text"] for one in logbook.read(tmp_path / "book").events]
+    assert "and a sample needed more" in texts[-1]
 
 
 def test_workers_are_told_to_give_back_under_pressure_at_once_and_then_now_and_then(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.memory.shares import BASE, IN_FLIGHT, TAKES, WORKERS, shares
+from holdfast.memory.ladder import allowance
+from holdfast.memory.shares import BASE, IN_FLIGHT, LEAST, TAKES, WORKERS, shares
 
 MIB = 1 << 20
 ROOMS = [MIB << power for power in range(7, 21)]  # 128 MiB to 1 TiB
@@ -28,6 +29,26 @@ def test_all_that_is_promised_fits_in_the_room_and_nobody_gets_nothing(
         if TAKES * batch <= room // 4:  # a batch that passes alone fits as well
             alone = max(found.in_flight, batch)
             assert TAKES * alone + workers * (found.worker + found.base) <= room
+
+
+@pytest.mark.parametrize("workers", COUNTS)
+@pytest.mark.parametrize("room", ROOMS)
+def test_what_workers_are_told_fits_in_the_room_wherever_the_least_they_need_does(
+    room: int, workers: int
+) -> None:
+    told = allowance("auto", free=room, confined=True, workers=workers, ranks=1).private
+    assert told is not None
+    assert told >= LEAST, "or it would be replaced for having begun"
+    found = shares(room, workers)
+    if 2 * workers * LEAST <= room:
+        assert TAKES * found.in_flight + workers * (told + found.base) <= room
+
+
+def test_where_workers_are_many_less_is_in_flight_so_that_each_can_grow_at_all() -> None:
+    found = shares(512 * MIB, 30)
+    assert found.worker == LEAST
+    assert 2 * found.in_flight < shares(512 * MIB, 8).in_flight
+    assert found.promised(30) <= 512 * MIB
 
 
 @given(

@@ -479,7 +479,7 @@ def test_workers_without_anything_to_do_give_back_what_they_do_not_use(
 ) -> None:
     # Two thirds are in use: no pressure, and it is looked at a few times a second.
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(15 << 30, 5 << 30))
-    monkeypatch.setattr("holdfast.engine.crew.IDLE", 0.2)
+    monkeypatch.setattr("holdfast.engine.relief.IDLE", 0.2)
     loader = holdfast.DataLoader(
         Megabytes(4), num_workers=2, prefetch_factor=4, persistent_workers=True
     )
@@ -498,7 +498,7 @@ def test_under_pressure_what_lies_free_is_given_back_without_waiting_for_the_con
 ) -> None:
     readings = {"free": 5 << 30}
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, **readings))
-    monkeypatch.setattr("holdfast.engine.crew.IDLE", 1e9)
+    monkeypatch.setattr("holdfast.engine.relief.IDLE", 1e9)
     batches = iter(loader := holdfast.DataLoader(Megabytes(8), num_workers=2))
     kept = [next(batches) for _ in range(20)]
     found = [int(batch[0, 0]) for batch in kept]
@@ -531,7 +531,7 @@ def test_a_worker_that_is_to_go_does_not_finish_all_that_it_was_asked_for_before
     loader, batches = next(found)
     got = [next(found)]
     with batches._pool.lock:
-        batches._pool.crew._wish(0, "retire")
+        batches._pool.crew.relief.wish(0, "retire")
     while not loader.stats()["recycled"]:
         got.append(next(found))
     assert len(got) < 15, "thirty were ordered"

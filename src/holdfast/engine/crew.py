@@ -12,13 +12,11 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_status
 from holdfast.autopsy.logbook import Logbook
-from holdfast.autopsy.machine import in_words
 from holdfast.engine import machine as m
 from holdfast.engine import registry
 from holdfast.engine.answers import Failed, Refused, Reported
@@ -49,6 +47,7 @@ from holdfast.engine.protocol import (
     Setup,
     order,
 )
+from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
 from holdfast.engine.warden import Warden
@@ -60,7 +59,6 @@ from holdfast.samples.substitute import NOTHING
 __all__ = ["Crew"]
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
-IDLE = 5.0  # seconds without anything to do after which a worker gives back what it does not use
 
 
 class Crew:
@@ -87,11 +85,10 @@ class Crew:
         self._places = holdings.places
         self._silence = silence
         self._warden = warden
+        self.relief = Relief(machine, holdings, warden, logbook)
         self._obituaries = obituaries
         self._stats = stats
-        self._next_tidying = 0.0
         self._logbook = logbook
-        self._held_back = False  # batches had to wait for memory, and that was noted
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
         self._todo: deque[m.Action] = deque()  # the first is being carried out
 
@@ -384,56 +381,10 @@ class Crew:
                 self.carry_out(machine.handle(event))
 
     def _mind_the_memory(self, now: float) -> None:
-        self._note_held_back()
         for at in self._obituaries.deaths_of_memory():
             self._warden.died_of_memory(at)
-        fattest = self._warden.look(now, self._coroner.pids)
-        if fattest is not None:
-            self._wish(fattest, "retire")
-        if self._warden.tight(now):
-            self._shrink(range(self.machine.workers))
-        elif now >= self._next_tidying:
-            # Whoever has had nothing to do for a while needs no memory for batches, until it has.
-            self._next_tidying = now + IDLE / 2
-            self._shrink(
-                worker
-                for worker, place in enumerate(self._places)
-                if now - place.pulse.busy_since >= IDLE and not self.machine.busy(worker)
-            )
+        self.relief.look(now, self._coroner.pids)
         self.carry_out(self.machine.relieved())
-
-    def _shrink(self, workers: Iterable[int]) -> None:
-        """Have them give back what lies free in their arenas, if there may be anything new."""
-        for worker in workers:
-            place = self._places[worker]
-            if not place.tidied or place.window.released:
-                place.tidied = self._wish(worker, "shrink")
-
-    def _wish(self, worker: int, kind: Literal["retire", "shrink"]) -> bool:
-        """An order that does not wait behind tasks ordered before; whether it was sent."""
-        channel, window = self._places[worker].channel, self._places[worker].window
-        if channel is None or not self.machine.ready(worker):
-            return False
-        self._holdings.post(channel, order(kind, 0, None, window.take_released()))
-        self._holdings.boxes.ring(worker)
-        return True
-
-    def _note_held_back(self) -> None:
-        share = self.machine.share
-        limit, largest = share.budget.limit, share.largest
-        if self._held_back or limit is None or largest is None or not self.machine.held_back:
-            return
-        if share.alone or share.cap is not None:
-            return  # that is for another reason, which is told
-        self._held_back = True
-        if self._logbook is not None:
-            self._logbook.event(
-                "held-back",
-                f"batches have up to {in_words(largest)}: fewer are made ahead than "
-                f"prefetch_factor asks for, so that no more than {in_words(limit)} are in flight",
-                largest=largest,
-                limit=limit,
-            )
 
     # -- actions --------------------------------------------------------------------------
 

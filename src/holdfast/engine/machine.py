@@ -466,12 +466,10 @@ class Machine:
         task = self._answered(seat)
         _agree(task, event.task)
         assert isinstance(task, Task)
-        share = self.share
-        nbytes = max(1, event.nbytes)  # what is out counts, so that "nothing in flight" is true
-        record = share.largest is None or nbytes > share.largest
-        share.became(task.counted, nbytes)
+        nbytes = max(1, event.nbytes or 0)  # what is out counts: "nothing in flight" is to be true
+        self.share.became(task.counted, nbytes)
         task.counted = nbytes
-        if record:
+        if event.nbytes is not None and self.share.saw(nbytes):
             self._count_anew(nbytes)
         self._finish(task, event.result)
         return []

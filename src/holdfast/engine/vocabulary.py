@@ -134,7 +134,7 @@ class BatchReady:
     generation: int
     task: int
     result: Any
-    nbytes: int = 0
+    nbytes: int | None = None  # None if it is no batch, but says why there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ well: it is traced while it works, once in a run, for a few dozen batches, and n
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -28,6 +29,7 @@ __all__ = ["Warden"]
 log = logging.getLogger("holdfast")
 
 GAP = 0.2  # seconds between two replacements: what one frees has to show first
+SELDOM = 100  # times as long as it took to find nobody worth it, until workers are measured again
 HURRY = 0.5  # seconds it takes to replace one: it finishes its batch, goes, and its memory with it
 AGAIN = 1.0  # seconds until the same worker is replaced again, twice as many each time
 WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them,
@@ -48,6 +50,16 @@ class _Told:
 
 
 _told = _Told()  # once for each process
+
+
+@dataclass
+class _Asked:
+    """A worker that was told to go."""
+
+    at: float
+    nbytes: int  # it had of its own
+    why: str
+    lowest: int  # bytes that were free since then, at the least
 
 
 class Warden:
@@ -73,12 +85,14 @@ class Warden:
         self._next_look = 0.0
         self._pause = self.pressure.interval(reading.fill, free=reading.free)
         self._next_recycling = 0.0
+        self._next_search = 0.0  # for somebody who is worth it, also in a hurry
         self._spared: dict[int, tuple[float, float]] = {}  # workers: until when, for how long
         self._shrunk_at = 0.0
         self._tightness = Level.CALM  # when workers were last told to give back what they can,
         self._tight_at = 0.0  # and when they are told again
         self._pace = Pace()
-        self._leaving: dict[int, tuple[float, int]] = {}  # who: told when, with how many bytes
+        self._asked: dict[int, _Asked] = {}  # workers that are to go, until their successors come
+        self._gone: dict[int, _Asked] = {}  # those who went since the last look
         share.budget.adapt(reading.free, self.ranks, workers)
         self.allowance: Allowance = allowance(
             limit,
@@ -91,7 +105,6 @@ class Warden:
         self._may_recycle = limit is not None
         self._workers = workers
         self._points: dict[int, list[Point]] = {}
-        self._asked_to_go: dict[int, tuple[int, str]] = {}  # workers, how large, and why
         self._said = Said() if said is None else said  # of growth, by this loader
         self._to_trace: dict[int, int] = {}  # workers whose successor is, and how often it looks
         self._traced: int | None = None  # the worker that is being traced
@@ -111,7 +124,8 @@ class Warden:
         return self._pause if self._minds else 5.0
 
     def look(self, now: float, pids: Mapping[int, int]) -> int | None:
-        """Note how much is left and narrow or widen our share; which worker to replace, if any."""
+        """Note how much is left and narrow or widen our share; which worker to replace, if any.
+        `pids` are those of workers that can be told to go."""
         if not self._minds or now < self._next_look:
             return None
         reading = gauge.read(self.roots)
@@ -132,18 +146,16 @@ class Warden:
         self.share.alone = self.pressure.careful(now)
         if not self._may_recycle:
             return None
-        for worker, (told, _) in list(self._leaving.items()):
-            if now - told > HURRY:
-                del self._leaving[worker]
+        self._see_what_helped(reading.free or 0)
+        if level is Level.CALM:
+            self._spared.clear()
         full = reading.fill >= self.pressure.thresholds[-1]
-        if not full:
-            self._spared.clear()  # what was done has helped
-        hurry = level > Level.CALM and self._in_a_hurry()
-        if not hurry and (not full or now < self._next_recycling):
+        hurry = level > Level.CALM and self._in_a_hurry(now)
+        if now < self._next_search or not (hurry or (full and now >= self._next_recycling)):
             return None
-        fattest = self._fattest(
-            {w: pid for w, pid in pids.items() if not self._spares(w, now)}, hurry, now
-        )
+        pids = {worker: pid for worker, pid in pids.items() if not self._spares(worker, now)}
+        began = time.monotonic()
+        fattest = self._fattest(pids, hurry, now)
         if fattest is not None:
             # A worker that needs what it has grows again at once, and if it is the trainer that
             # needs the memory fresh workers do not help: each of them ever less often.
@@ -151,7 +163,21 @@ class Warden:
             pause = min(2 * pause, 300.0)
             self._spared[fattest] = now + pause, pause
             self._next_recycling = now + GAP
+        elif pids:
+            self._next_search = now + max(GAP, SELDOM * (time.monotonic() - began))
         return fattest
+
+    def _see_what_helped(self, free: int) -> None:
+        """Whoever has brought about as much as it had may be replaced again as soon as it is
+        needed. More or less than that is somebody else's doing: a trainer's, at each step."""
+        if self._gone:
+            had = sum(one.nbytes for one in self._gone.values())
+            if had / 2 <= free - min(one.lowest for one in self._gone.values()) <= 2 * had:
+                for worker in self._gone:
+                    self._spared.pop(worker, None)
+            self._gone.clear()
+        for asked in self._asked.values():
+            asked.lowest = min(asked.lowest, free)
 
     def tight(self, now: float) -> bool:
         """Whether workers are to give back what they do not use; asked at every look."""
@@ -163,15 +189,15 @@ class Warden:
         self._tight_at = now + TIGHT[self._tightness]
         return True
 
-    def _in_a_hurry(self) -> bool:
+    def _in_a_hurry(self, now: float) -> bool:
         """Whether memory ends before a worker could be replaced that is told to go only when there
         is next to nothing left. What those have who are going already is as good as free."""
-        coming = sum(nbytes for _, nbytes in self._leaving.values())
+        coming = sum(one.nbytes for one in self._asked.values() if now - one.at <= HURRY)
         left = self._pace.seconds_for((self.reading.free or 0) + coming)
         return left is not None and left < HURRY and self._pace.steady
 
     def _spares(self, worker: int, now: float) -> bool:
-        return worker in self._leaving or now < self._spared.get(worker, (0.0, 0.0))[0]
+        return now < self._spared.get(worker, (0.0, 0.0))[0]
 
     def _fattest(self, pids: Mapping[int, int], hurry: bool, now: float) -> int | None:
         sizes = {worker: gauge.private(pid, self.roots) or 0 for worker, pid in pids.items()}
@@ -179,13 +205,12 @@ class Warden:
         enough = min(WORTH_IT, max(AT_LEAST, 0 if hurry else self.reading.free or 0))
         if fattest is None or sizes[fattest] < enough:
             return None
-        self._leaving[fattest] = now, sizes[fattest]
         log.info(
             "memory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
             100 * self.reading.fill, fattest, in_words(sizes[fattest]),
         )  # fmt: skip
         full = f" while memory was {100 * self.reading.fill:.0f} % full"
-        self._asked_to_go[fattest] = sizes[fattest], full
+        self._asked[fattest] = _Asked(now, sizes[fattest], full, self.reading.free or 0)
         return fattest
 
     def _note_pressure(self, before: Level, level: Level) -> None:
@@ -215,8 +240,10 @@ class Warden:
 
     def _note_recycling(self, worker: int, private: int | None) -> None:
         limit = self.allowance.private
-        private, why = self._asked_to_go.pop(worker, (private, ""))
-        if not why and limit is not None and (private or 0) >= limit:
+        asked, why = self._asked.get(worker), ""
+        if asked is not None:
+            private, why = asked.nbytes, asked.why
+        elif limit is not None and (private or 0) >= limit:
             why = f", more than its limit of {in_words(limit)}"
         size = "an unknown amount" if private is None else in_words(private)
         text = (
@@ -228,6 +255,9 @@ class Warden:
         """A fresh process is to take this worker's place; how many batches it makes between two
         looks for what piles up, 0 if it is not to look."""
         self._points.pop(worker, None)
+        asked = self._asked.pop(worker, None)
+        if asked is not None:
+            self._gone[worker] = asked
         if self._traced == worker:
             self._traced = None
         batches = self._to_trace.get(worker, 0)

@@ -350,6 +350,8 @@ class Arena:
             self._extents.reserve(offset, nbytes)
             self._lent.add(offset)
             self._reach = max(self._reach, offset + nbytes)
+            # Of a chunk that is held in part the rest is given back: it is not reserved.
+            self._flag(-(-offset // CHUNK), (offset + nbytes) // CHUNK)
         if status.st_blocks:
             # What the predecessor left half made may be gigabytes, and may be what it died of.
             for start, end in _outside(held, self.capacity):
@@ -487,17 +489,23 @@ class Arena:
                 if error.errno in _NO_ROOM:
                     return False
                 raise
-            flags[at:until] = b"\1" * (until - at)
-            self._reserved_chunks += until - at
+            self._flag(at, until)
             self._reach = max(self._reach, stop)
             at = flags.find(0, until, end)
         return True
 
+    def _flag(self, first: int, last: int) -> None:
+        """These chunks, none of which was so far, are reserved."""
+        if last > first:
+            self._reserved[first:last] = b"\1" * (last - first)
+            self._reserved_chunks += last - first
+
     def _give_back_chunks(self, start: int, end: int) -> None:
         first, last = -(-start // CHUNK), end // CHUNK
-        if last > first and (reserved := self._reserved.count(1, first, last)):
+        if last > first:
+            # Also if none is reserved: small blocks of a predecessor may have been there.
             self._map.give_back(first * CHUNK, last * CHUNK)
-            self._reserved_chunks -= reserved
+            self._reserved_chunks -= self._reserved.count(1, first, last)
             self._reserved[first:last] = bytes(last - first)
 
 
@@ -511,7 +519,6 @@ class Released(deque[_Ref]):
     def __init__(self) -> None:
         super().__init__()
         self.leases: dict[int, _Ref] = {}
-        self.nbytes = 0
 
     def __bool__(self) -> bool:
         while len(self):
@@ -530,7 +537,6 @@ class Released(deque[_Ref]):
 
     def forget(self, ref: _Ref) -> None:
         del self.leases[ref.offset]
-        self.nbytes -= ref.nbytes
 
     def _is_current(self, ref: _Ref) -> bool:
         # After a handover a late callback may still bring in a lease of the worker before; its
@@ -548,16 +554,12 @@ class Window:
         """`kept`: the books to count in what the user has of it, now and after it is closed."""
         self.capacity = os.fstat(fd).st_size
         self.kept = Kept() if kept is None else kept
-        self.kept.open(self)
         self.released = Released()
         self._pid = os.getpid()
         self._map: Mapping | None = Mapping(fd, self.capacity)
+        # Last, because other threads ask whoever is in the books.
         _windows[id(self)] = self
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes lent out, and released ones that nobody has popped yet."""
-        return self.released.nbytes
+        self.kept.open(self)
 
     @property
     def kept_bytes(self) -> int:
@@ -582,7 +584,6 @@ class Window:
         ref.nbytes = nbytes
         ref.delivered = False
         self.released.leases[offset] = ref
-        self.released.nbytes += nbytes
         return array
 
     def deliver(self, offsets: Iterable[int]) -> None:
@@ -637,7 +638,6 @@ class Window:
         alive = [(ref, ref()) for ref in self.released.leases.values()]
         self.released.leases.clear()
         self.released.clear()
-        self.released.nbytes = 0
         if os.getpid() != self._pid:
             return  # the pages are still our parent's
         spare = []

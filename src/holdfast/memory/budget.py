@@ -117,8 +117,13 @@ class Share:
         self.in_flight += nbytes - before
         if self.in_flight > self.peak:
             self.peak = self.in_flight
-        if self.largest is None or nbytes > self.largest:
+
+    def saw(self, nbytes: int) -> bool:
+        """A batch of this size is there; whether none before it was as large."""
+        record = self.largest is None or nbytes > self.largest
+        if record:
             self.largest = nbytes
+        return record
 
     def give(self, nbytes: int) -> None:
         self.in_flight -= nbytes

@@ -32,7 +32,7 @@ from typing import Final
 from holdfast.autopsy.readers import HERE, process
 from holdfast.memory import gauge
 from holdfast.memory.growth import Point
-from holdfast.memory.ladder import LEAST, Allowance, Ladder, Rung
+from holdfast.memory.ladder import Allowance, Ladder, Rung
 from holdfast.memory.shares import BASE
 
 __all__ = ["Copies", "Garbage", "Housekeeper", "trim"]
@@ -161,7 +161,7 @@ class Housekeeper:
         size = self._anonymous()
         self._garbage = Garbage(size)
         if self.allowance.private is not None:
-            self._ladder = Ladder(max(self.allowance.private, LEAST), self.private())
+            self._ladder = Ladder(self.allowance.private, self.private())
         self._limit_data()
 
     def _limit_data(self) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from holdfast.memory.shares import shares
+from holdfast.memory.shares import LEAST, shares
 
-__all__ = ["LEAST", "Allowance", "Ladder", "Rung", "allowance"]
+__all__ = ["Allowance", "Ladder", "Rung", "allowance"]
 
 TIDY: Final = 0.70
 CLEAN: Final = 0.85
@@ -23,8 +23,6 @@ STEP: Final = 0.10
 ALONE: Final = 0.8
 """The part of the free memory that one worker may ask for, in a group with a limit: beyond it the
 kernel would kill. The rest is what workers have from the start, and batches in flight."""
-LEAST: Final = 8 << 20
-"""By so much every worker may grow, or in a small room it would be replaced for having begun."""
 BEYOND: Final = 64 << 20
 ROOM: Final = 256 << 20
 """What an allocation may go beyond a limit at least, given as a number and automatic: stacks of
@@ -66,7 +64,7 @@ def allowance(
         return Allowance(given, max(BEYOND, given // 4))
     if free is None:
         return Allowance(None)
-    private = shares(free // ranks, workers, batch).worker
+    private = max(LEAST, shares(free // ranks, workers, batch).worker)
     return Allowance(private, max(int(free * ALONE) - private, ROOM) if confined else None)
 
 

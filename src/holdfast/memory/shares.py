@@ -2,7 +2,8 @@
 
 It is one function, because the promises are kept at the same time: a dataset that leaks *and* has
 large samples takes all that either of them allows. What is promised, reckoned as it is really used,
-is never more than the room.
+is never more than the room. (Where workers are so many that `LEAST` for each is more than half of
+the room they are told `LEAST` all the same, by `ladder.allowance`: nothing would get done else.)
 
 How it is really used:
 
@@ -10,6 +11,7 @@ How it is really used:
 - a byte in flight takes up to two: samples are made outside of the arena before they are copied
   there, and an arena keeps some of what it had in use;
 - a batch that is larger than the budget passes all the same, alone;
+- a worker that could not grow by a little would be replaced for having begun (`LEAST`);
 - the trainer grows too, and so do readings that are a moment old (`RESERVE`).
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BASE", "IN_FLIGHT", "RESERVE", "TAKES", "WORKERS", "Shares", "shares"]
+__all__ = ["BASE", "IN_FLIGHT", "LEAST", "RESERVE", "TAKES", "WORKERS", "Shares", "shares"]
 
 BASE: Final = 8 << 20
 """Bytes a forked worker has of its own when it has done nothing yet. Where workers are so many that
@@ -33,6 +35,11 @@ RESERVE: Final = 1 - TAKES * IN_FLIGHT - WORKERS
 LARGEST: Final = 0.375
 """The part of what can be used at all that one batch is reckoned with, however large it is: workers
 have to live too, and it may never come."""
+LEAST: Final = 8 << 20
+"""By so much every worker should be able to grow, or in a small room it would be replaced for
+having begun: rather than that, less is in flight,"""
+CROWDED: Final = 0.75
+"""but this part of what can be used at all is the most that workers get for it."""
 
 
 @dataclass(frozen=True)
@@ -58,5 +65,8 @@ def shares(room: int, workers: int, batch: int = 0) -> Shares:
     in_flight = usable * IN_FLIGHT / (1 - RESERVE)
     grown = usable * WORKERS / (1 - RESERVE)
     grown -= TAKES * max(0.0, min(batch, LARGEST * usable) - in_flight)
+    least = min(workers * LEAST, CROWDED * usable)
+    if grown < least:
+        grown, in_flight = least, min(in_flight, (usable - least) / TAKES)
     many = max(1, workers)
     return Shares(max(1, int(in_flight)), max(1, int(grown / many)), int(bases / many))
