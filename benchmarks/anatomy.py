@@ -29,6 +29,7 @@ from holdfast.engine.fetch import MapFetcher
 from holdfast.engine.randomness import Randomness
 from holdfast.memory import arena as arenas
 from holdfast.memory import codec, collate
+from holdfast.memory.window import Window
 
 ROUNDS = {"tiny": 3000, "tokens": 3000, "ragged": 1500, "nested": 500, "image": 60, "big": 60}
 STEPS = (
@@ -63,7 +64,7 @@ class Watch:
 def dissect(workload: Workload, rounds: int) -> Watch:
     watch = Watch()
     fd = arenas.create("anatomy")
-    arena, window = arenas.Arena(fd), arenas.Window(fd)
+    arena, window = arenas.Arena(fd), Window(fd)
     collate.install(arena)
     boxes = BlackBoxes(1)
     recorder = Recorder(boxes.fd, 1, 0)

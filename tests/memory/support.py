@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from holdfast.memory import codec
-from holdfast.memory.arena import Arena, Window, create
+from holdfast.memory.arena import Arena, create
+from holdfast.memory.window import Window
 
 MIB = 1 << 20
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from holdfast.memory import arena as arenas
-from holdfast.memory.arena import Arena, Kept, Window, create, default_capacity
+from holdfast.memory.arena import Arena, create, default_capacity
+from holdfast.memory.window import Kept, Window
 from tests.support import warm
 
 from .support import MIB, Child, Slot, new_slot, worker
@@ -77,7 +78,8 @@ def test_capacity_is_memory_and_swap_rounded_up(tmp_path: Any) -> None:
 def test_where_limits_forbid_the_size_a_smaller_one_is_made(limit: str) -> None:
     script = f"""
 import os, resource
-from holdfast.memory.arena import Arena, Window, create
+from holdfast.memory.arena import Arena, create
+from holdfast.memory.window import Window
 with open("/proc/self/statm") as f:
     used = int(f.read().split()[0]) * 4096
 resource.setrlimit(resource.{limit}, (used + (3 << 30), resource.RLIM_INFINITY))

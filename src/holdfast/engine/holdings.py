@@ -24,7 +24,7 @@ from holdfast.engine.silence import Pulse
 from holdfast.engine.worker import run
 from holdfast.memory import arena as arenas
 from holdfast.memory import threads
-from holdfast.memory.arena import Kept, Window
+from holdfast.memory.window import Kept, Window
 from holdfast.samples.record import BadSample
 
 __all__ = ["Holdings", "Place"]

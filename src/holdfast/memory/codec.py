@@ -36,7 +36,8 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils.hooks import warn_if_has_hooks
 
-from .arena import Arena, Block, Bytes, Window
+from .arena import Arena, Block, Bytes
+from .window import Window
 
 __all__ = ["AS_NUMPY", "SMALL", "Parcel", "decode", "encode", "encode_for_start", "receive"]
 
