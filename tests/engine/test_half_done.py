@@ -72,6 +72,40 @@ def test_who_is_interrupted_half_way_is_told_so_and_does_not_wait_for_ever(
         assert [int(batch) for batch in loader] == list(range(40))
 
 
+class Struck:
+    """The pool's lock; a signal comes when the main thread has just let go of it."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.left = 2
+
+    def __enter__(self) -> Any:
+        return self.lock.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.lock.__exit__(*raised)
+        self.left -= threading.current_thread() is threading.main_thread()
+        if not self.left:
+            self.left = -1
+            signal.raise_signal(signal.SIGALRM)
+
+
+def test_a_batch_is_kept_whose_next_is_interrupted_when_it_lets_go_of_the_lock() -> None:
+    before = signal.signal(signal.SIGALRM, strike)
+    seen: list[int] = []
+    try:
+        iterator = iter(holdfast.DataLoader(range(10), num_workers=2))
+        iterator._pool.lock = Struck(iterator._pool.lock)
+        with pytest.raises(Alarm):
+            for batch in iterator:
+                seen.append(int(batch))
+        assert seen == [0]
+        seen.extend(map(int, iterator))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen == list(range(10))
+
+
 def strike(number: int, frame: Any) -> None:
     raise Alarm
 

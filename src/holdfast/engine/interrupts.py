@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-__all__ = ["bring_back", "deferred", "put_aside", "struck"]
+__all__ = ["bring_back", "deferred", "may_strike", "put_aside", "struck"]
 
 _handlers: dict[int, Any] = {}  # those that are put aside
 _caught: list[tuple[int, int]] = []  # since then, and in which process
@@ -56,6 +56,11 @@ def deferred() -> Iterator[None]:
     finally:
         if aside:
             bring_back()
+
+
+def may_strike() -> bool:
+    """Whether this is the thread in which Python runs signal handlers."""
+    return _get_ident() == _main
 
 
 def put_aside(*, even_ctrl_c: bool = False) -> bool:

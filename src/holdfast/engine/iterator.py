@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -55,6 +55,8 @@ from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.record import name_of
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
+
+_NOTHING: Final = object()
 
 LOOK_FURTHER = 64  # batches drawn early, without workers, when all before are bad
 _SAMPLERS = frozenset({"torch.utils.data.sampler", "torch.utils.data.distributed"})
@@ -200,6 +202,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         self._account: Account | None = None
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._settled: Any = None  # what the books have seen of it
+        self._in_hand: Any = _NOTHING  # a batch that could not be returned: a signal handler raised
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(
@@ -269,6 +272,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         super()._reset(loader, first_iter)
         self._stats.epochs += 1
         self._settled = None
+        self._in_hand = _NOTHING
         self._account = account = _open_account(self, self._options, self._ledger)
         draw = self._next_index
         if account is not None:
@@ -321,8 +325,12 @@ class ProcessIterator(_BaseDataLoaderIter):
         )
 
     def _next_data(self) -> Any:
+        if self._in_hand is not _NOTHING and interrupts.may_strike():
+            data, self._in_hand = self._in_hand, _NOTHING
+            return data
         pool = self._pool
         pool.check_owner()
+        data = _NOTHING
         try:
             with pool.lock:  # two threads may share an iterator
                 while True:
@@ -339,11 +347,18 @@ class ProcessIterator(_BaseDataLoaderIter):
                     if answer is not DROPPED:
                         if not isinstance(answer, Parcel):
                             break
-                        data = self._unwrap(answer)
+                        batch = self._unwrap(answer)
                         pool.unpacked()
-                        pool.epoch.taken = None  # last: a signal handler may have raised before
-                        return data
+                        # A signal handler may have raised before; and it may when the lock is let
+                        # go of. In between the batch goes from one hand to the other.
+                        if interrupts.may_strike():
+                            self._in_hand = batch
+                        data, pool.epoch.taken = batch, None
+                        break
                     pool.epoch.taken = None
+            if data is not _NOTHING:
+                self._in_hand = _NOTHING
+                return data
             if isinstance(taken, m.Delivery):
                 error = self._error(taken)  # without the lock: it asks the user's own code
                 pool.done_with(taken)
@@ -351,6 +366,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         except TimedOut:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except (KeyboardInterrupt, SystemExit):
+            self._in_hand = _NOTHING
             self._shutdown_workers()
             raise
         except TooManyBadSamples:

@@ -90,10 +90,11 @@ class _Stack:
         try:
             # With `out`, torch keeps the first one's dtype and a contiguous layout, or refuses.
             return torch.stack(batch, 0, out=room)
-        except TypeError:
-            for thing in batch:
-                thing.numel()  # what torch asks first, and so the error its users know
-            raise
+        except TypeError as error:
+            refused = error
+        for thing in batch:
+            thing.numel()  # what torch asks first, and so the error its users know
+        raise refused
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
         if nbytes >= SMALL:
