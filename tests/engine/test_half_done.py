@@ -89,6 +89,9 @@ class Struck:
             self.left = -1
             signal.raise_signal(signal.SIGALRM)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lock, name)
+
 
 def test_a_batch_is_kept_whose_next_is_interrupted_when_it_lets_go_of_the_lock() -> None:
     before = signal.signal(signal.SIGALRM, strike)
@@ -97,8 +100,7 @@ def test_a_batch_is_kept_whose_next_is_interrupted_when_it_lets_go_of_the_lock()
         iterator = iter(holdfast.DataLoader(range(10), num_workers=2))
         iterator._pool.lock = Struck(iterator._pool.lock)
         with pytest.raises(Alarm):
-            for batch in iterator:
-                seen.append(int(batch))
+            seen.extend(map(int, iterator))
         assert seen == [0]
         seen.extend(map(int, iterator))
     finally:
