@@ -554,14 +554,14 @@ def test_a_wish_that_is_heard_after_the_last_order_does_not_wait_for_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Or an order to give back memory would wake it.
-    monkeypatch.setattr("holdfast.engine.crew.IDLE", 1e9)
+    monkeypatch.setattr("holdfast.engine.relief.IDLE", 1e9)
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, 15 << 30))
     loader = holdfast.DataLoader(SaysWhenItBegins(tmp_path), num_workers=1, prefetch_factor=1)
     batches = iter(loader)
     assert int(next(batches)) == 0
     assert eventually(lambda: (tmp_path / "1").exists())
     with batches._pool.lock:
-        assert batches._pool.crew._wish(0, "retire")
+        assert batches._pool.crew.relief.wish(0, "retire")
     assert eventually(lambda: loader.stats()["recycled"] == 1), "without a next() in between"
     assert int(next(batches)) == 1
     loader.close()
