@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 PYTEST_ARGS ?=
 # Test processes side by side. Much of what the tests do is waiting for processes to start and end.
-SIDE_BY_SIDE ?= 2
+SIDE_BY_SIDE ?= 3
 BENCH_ARGS ?=
 
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.

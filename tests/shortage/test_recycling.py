@@ -91,7 +91,7 @@ def stream(loader_class: Any, dataset: Any, epochs: int = 1, **more: Any) -> tup
         (Leaks, "fork"),
         (LeaksInTurn, "fork"),
         (LeaksInTurnAndKnowsWhere, "fork"),
-        (Leaks, "spawn"),
+        pytest.param(Leaks, "spawn", marks=pytest.mark.slow),
         pytest.param(LeaksInTurn, "spawn", marks=pytest.mark.slow),
         pytest.param(LeaksInTurnAndKnowsWhere, "spawn", marks=pytest.mark.slow),
     ],
@@ -173,8 +173,8 @@ def line_of_the_leak() -> str:
     ("kind", "policy"),
     [
         (Leaks, "raise"),
-        (Leaks, "skip"),
         # A worker looks after each batch, whoever made it.
+        pytest.param(Leaks, "skip", marks=pytest.mark.slow),
         pytest.param(LeaksInTurnAndKnowsWhere, "raise", marks=pytest.mark.slow),
         (LeaksNatively, "raise"),
     ],
