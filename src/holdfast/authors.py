@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from typing import Literal
 
 __all__ = ["OURS", "Author", "of_file", "well_known"]
@@ -25,9 +24,12 @@ _WELL_KNOWN = frozenset({"torch", "numpy", "holdfast", *sys.stdlib_module_names}
 
 
 def _folders() -> tuple[str, ...]:
-    """The standard library's, as Python names it and where links lead."""
-    paths = sysconfig.get_paths()
-    named = [paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
+    """The standard library's, as Python names it and where links lead. (`sysconfig` knows them
+    too, and all that Python was built with, which every process would carry along.)"""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    prefixes = (sys.base_prefix, sys.base_exec_prefix)
+    named = [os.path.join(prefix, sys.platlibdir, version) for prefix in prefixes]
+    named.append(os.path.dirname(os.__file__))
     found = [os.path.join(path, "") for one in named for path in (one, os.path.realpath(one))]
     return tuple(dict.fromkeys(found))
 

@@ -33,7 +33,7 @@ if sys.platform == "linux":
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
     from holdfast.engine.pool import Pool
     from holdfast.engine.registry import close_all
-    from holdfast.memory.packing import advice
+    from holdfast.memory.containers import advice
     from holdfast.memory.window import Kept
 
 __all__ = ["DataLoader"]

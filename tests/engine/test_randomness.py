@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -120,3 +122,19 @@ def test_another_bit_generator_is_saved_the_slow_way() -> None:
 def test_an_empty_slot_is_not_a_state() -> None:
     with pytest.raises(ValueError, match="not a saved random state"):
         restore(bytes(SIZE))
+
+
+def test_seeding_reads_no_source() -> None:
+    linecache.clearcache()
+    seed_worker(7, 0)
+    assert not linecache.cache
+    assert not hasattr(sys, "tracebacklimit")
+    torch.manual_seed(7)
+    if not linecache.cache:
+        pytest.skip("this torch does not read any either, so there is nothing to be spared")
+
+
+def test_seeding_leaves_a_limit_of_the_users_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "tracebacklimit", 3, raising=False)
+    seed_worker(7, 0)
+    assert sys.tracebacklimit == 3

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 import holdfast
 from holdfast import PackedDict, PackedList
 from holdfast.autopsy.readers import process
-from holdfast.memory import packing
+from holdfast.memory import containers
 from holdfast.memory.mutation import changes
 
 
@@ -238,7 +238,7 @@ def test_nothing_to_do_is_said() -> None:
 def test_the_loader_says_once_what_a_dataset_would_save(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_WORTH_A_WORD", 1 << 20)
+    monkeypatch.setattr(containers, "_WORTH_A_WORD", 1 << 20)
     little = types.SimpleNamespace(meminfo=lambda: process.Meminfo(1 << 20, 1 << 20, 0, 0))
     monkeypatch.setattr("holdfast.loader.process", little)
     loader = holdfast.DataLoader(Images(), batch_size=10_000, num_workers=2)
@@ -256,16 +256,16 @@ def test_the_loader_says_once_what_a_dataset_would_save(
 
 def test_a_small_share_of_memory_is_not_worth_a_word() -> None:
     dataset = Images()
-    assert packing.advice(dataset, 8, 64 << 30) is None
-    words = packing.advice(dataset, 1000, 1 << 30)
+    assert containers.advice(dataset, 8, 64 << 30) is None
+    words = containers.advice(dataset, 1000, 1 << 30)
     assert words is not None
     assert "for 1000 workers" in words
-    assert "PackedList(dataset)" in (packing.advice(records(), 1000, 1 << 30) or "")  # type: ignore[arg-type]
+    assert "PackedList(dataset)" in (containers.advice(records(), 1000, 1 << 30) or "")  # type: ignore[arg-type]
 
 
 def test_on_a_large_machine_a_large_copy_is_worth_a_word_too() -> None:
     dataset = Images()
-    assert packing.advice(dataset, 10_000, 1 << 40) is not None
+    assert containers.advice(dataset, 10_000, 1 << 40) is not None
 
 
 class Slotted:

@@ -25,8 +25,8 @@ from holdfast.engine.pickling import find_unpicklable
 from holdfast.memory.attributes import is_a
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.collate import PLACED
+from holdfast.memory.containers import large_containers
 from holdfast.memory.gauge import Reading, ranks
-from holdfast.memory.packing import large_containers
 from holdfast.memory.pressure import Pressure
 
 __all__ = ["Plan", "Rates", "examine"]

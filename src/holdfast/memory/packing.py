@@ -13,40 +13,22 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from types import FrameType, ModuleType, SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.data
 
-from holdfast.authors import well_known
 from holdfast.autopsy.machine import in_words
-from holdfast.memory.attributes import has_attributes, own
+from holdfast.memory.containers import LARGE, Candidate, Place, large_containers
 from holdfast.memory.mutation import changes, unreadable
 from holdfast.memory.packed import PackedDict, PackedList
 from holdfast.memory.sizes import deep_size, object_count
 
-__all__ = [
-    "Candidate",
-    "PackReport",
-    "Packed",
-    "Refused",
-    "advice",
-    "large_containers",
-    "pack",
-]
+__all__ = ["PackReport", "Packed", "Refused", "pack"]
 
-LARGE = 1 << 20
-"""Containers below this are not worth a word."""
-_OBJECTS = 1000
-_FEW = 64  # a container with no more entries than this may hold the large ones
-_DEPTH = 4
 _COMPARED = 1000
-_WORTH_A_WORD = 256 << 20  # bytes, in all workers together, on a small machine
-_ALWAYS_WORTH_A_WORD = 4 << 30  # and on a large one
 _PER_OBJECT = 16 << 10
-_CONTAINERS = (list, dict, tuple, set, frozenset, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -108,37 +90,6 @@ class PackReport:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a container hangs: an attribute of an object, or an entry of a small container."""
-
-    path: str
-    read: Callable[[], Any]
-    write: Callable[[Any], None]
-    # (class, attribute) for every step of the path: whose methods might change it
-    chain: tuple[tuple[type, str], ...]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A large container, under all the paths that lead to it."""
-
-    places: tuple[_Place, ...]
-    size: int
-
-    @property
-    def path(self) -> str:
-        return " = ".join(place.path for place in self.places)
-
-    @property
-    def kind(self) -> str:
-        return type(self.places[0].read()).__name__
-
-    @property
-    def items(self) -> int:
-        return len(self.places[0].read())
-
-
 def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> PackReport:
     """Replace large lists and dicts among a dataset's attributes by packed ones, where it is safe.
 
@@ -183,103 +134,6 @@ def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> Pa
         outcome = _pack_one(candidate, checked)
         (report.packed if isinstance(outcome, Packed) else report.refused).append(outcome)  # type: ignore[arg-type]
     return report
-
-
-def large_containers(dataset: Any, *, minimum: int = LARGE) -> Iterator[Candidate]:
-    """Containers of many Python objects that hang on a dataset, largest first."""
-    by_identity: dict[int, list[_Place]] = {}
-    for place in _walk(dataset, "dataset", (), _DEPTH, set()):
-        by_identity.setdefault(id(place.read()), []).append(place)
-    found = []
-    for places in by_identity.values():
-        value = places[0].read()
-        if len(value) and object_count(value) >= _OBJECTS:
-            size = deep_size(value)
-            if size >= minimum:
-                found.append(Candidate(tuple(places), size))
-    return iter(sorted(found, key=lambda one: -one.size))
-
-
-def advice(dataset: Any, workers: int, available: int) -> str | None:
-    """One line for the log, if forked workers will copy a good part of the memory there is."""
-    if type(dataset) is list:
-        total, path, words = deep_size(dataset), "dataset", "PackedList(dataset)"
-    else:
-        found = list(large_containers(dataset))
-        total, words = sum(one.size for one in found), "pack(dataset)"
-        path = ", ".join(one.path for one in found[:3])
-    if total * workers < max(_WORTH_A_WORD, min(available // 10, _ALWAYS_WORTH_A_WORD)):
-        return None
-    return (
-        f"{in_words(total)} of Python objects in {path}: every worker that reads them copies them, "
-        f"up to {in_words(total * workers)} for {workers} workers. holdfast.{words} before the "
-        "loader is made keeps one copy for all (see docs/memory.md)"
-    )
-
-
-# -- finding ------------------------------------------------------------------------------
-
-
-def _walk(
-    thing: Any, path: str, chain: tuple[tuple[type, str], ...], depth: int, seen: set[int]
-) -> Iterator[_Place]:
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    for name in own(thing):
-        steps = (*chain, (type(thing), name))
-        place = _attribute(thing, name, f"{path}.{name}", steps)
-        yield from _look_into(place, depth, seen)
-
-
-def _look_into(place: _Place, depth: int, seen: set[int]) -> Iterator[_Place]:
-    value = place.read()
-    if isinstance(value, (PackedList, PackedDict)):
-        return
-    if isinstance(value, _CONTAINERS):
-        inner = list(_entries(value, place))
-        if not inner:
-            if not isinstance(value, np.ndarray) or (value.dtype == object and value.ndim == 1):
-                yield place
-            return
-        for entry in inner:
-            if depth:
-                yield from _look_into(entry, depth - 1, seen)
-    elif depth and _is_walkable(value):
-        yield from _walk(value, place.path, place.chain, depth - 1, seen)
-
-
-def _entries(value: Any, place: _Place) -> Iterator[_Place]:
-    """Entries of a small container, if they are what is large."""
-    if type(value) not in (list, dict, tuple) or not 0 < len(value) <= _FEW:
-        return
-    keys = list(value) if isinstance(value, dict) else range(len(value))
-    if any(isinstance(value[key], _CONTAINERS) or _is_walkable(value[key]) for key in keys):
-        for key in keys:
-            yield _entry(value, key, f"{place.path}[{key!r}]", place.chain)
-
-
-def _is_walkable(value: Any) -> bool:
-    """An object with attributes of the user's: a dataset, an index, a bundle of settings."""
-    if isinstance(value, torch.utils.data.Dataset):
-        return True
-    if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
-        return False
-    return has_attributes(type(value)) and not well_known(type(value).__module__)
-
-
-def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
-    return _Place(path, lambda: own(owner)[name], lambda value: setattr(owner, name, value), chain)
-
-
-def _entry(owner: Any, key: Any, path: str, chain: tuple[tuple[type, str], ...]) -> _Place:
-    def write(value: Any) -> None:
-        owner[key] = value
-
-    return _Place(path, lambda: owner[key], write, chain)
-
-
-# -- judging and doing --------------------------------------------------------------------
 
 
 def _pack_one(candidate: Candidate, checked: bool) -> Packed | Refused:
@@ -440,7 +294,7 @@ def _same(one: Any, other: Any) -> bool:
 def _replace(candidate: Candidate, packed: Any) -> str | None:
     """Put it in every place, or in none."""
     before = candidate.places[0].read()
-    done: list[_Place] = []
+    done: list[Place] = []
     try:
         for place in candidate.places:
             place.write(packed)
