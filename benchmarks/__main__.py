@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib.util
 import signal
 import sys
@@ -64,6 +65,7 @@ def main() -> int:
 
 
 def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:
+    _compile()
     steps = sum(1 for _ in plan)
     records: list[Record] = []
     try:
@@ -84,6 +86,15 @@ def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:
     else:
         print("no plot: matplotlib is not installed (pip install '.[bench]')")
     return 1 if any("failed" in record.values for record in records) else 0
+
+
+def _compile() -> None:
+    """As pip does for all it installs, and so for the peers: whoever has to compile its own source
+    when it is imported needs some megabytes more for it."""
+    package = importlib.util.find_spec("holdfast")
+    assert package is not None
+    for folder in package.submodule_search_locations or ():
+        compileall.compile_dir(folder, quiet=1)
 
 
 def check(plan: Plan) -> int:
