@@ -8,6 +8,7 @@ about training steps. Imports and the making of the data are done before the clo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import importlib
 import json
@@ -191,6 +192,8 @@ def equal(one: Batch, other: Batch) -> bool:
 def prepare(workload: Workload, loader: Loader) -> None:
     importlib.import_module(loader.module)
     assert workload.batch_bytes  # makes the dataset
+    # And batches, to see how large they are: whether the allocator keeps their memory is chance.
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def touch(workload: Workload, batch: Batch) -> None:
