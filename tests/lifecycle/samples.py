@@ -131,9 +131,19 @@ class Troubled(Numbers):
 
 
 class Bulky(Numbers):
-    """Samples that go through the channel and fill it if nobody reads."""
+    """Samples that go through the channel and fill it if nobody reads. Each worker waits for a byte from `gate` before
+    its first one, and says who it is."""
+
+    def __init__(self, gate: int) -> None:
+        super().__init__()
+        self.gate = gate
+        self.begun = False
 
     def __getitem__(self, index: int) -> bytes:
+        if not self.begun:
+            self.begun = True
+            os.read(self.gate, 1)
+            _announce("begun")
         return b"%d " % index * 1500
 
 

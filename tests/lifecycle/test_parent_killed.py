@@ -63,14 +63,14 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
 ) -> None:
     trainer = stage.start(
         f"""
-        iterator = iter(DataLoader(Bulky(), num_workers=2, batch_size=None, prefetch_factor=200, memory_budget=None))
+        ours, theirs = os.pipe()
+        iterator = iter(DataLoader(Bulky(ours), num_workers=2, batch_size=None, prefetch_factor=200, memory_budget=None))
         iterator._pool.lock.acquire()  # or somebody reads what they send, as quickly as they do
-        pids = [worker.pid for worker in iterator._workers]
-        say("workers", *pids)
+        os.write(theirs, bytes(2))
         {WAITING}
         """
     )
-    workers = [int(pid) for pid in trainer.expect("workers")[0].split()]
+    workers = [int(pid) for pid in trainer.expect("begun", times=2)]
     assert eventually(lambda: all(map(is_blocked_sending, workers))), [
         Path(f"/proc/{pid}/{name}").read_text() for pid in workers for name in ("syscall", "stat")
     ]
