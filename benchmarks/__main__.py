@@ -55,6 +55,7 @@ def main() -> int:
     )
     if asked.check:
         return check(plan)
+    _compile()
     status = bench(plan, asked.json, asked.plot) if "loaders" in asked.parts else 0
     if "garbage" in asked.parts:
         samples, rounds = (60, 1) if asked.quick else (300, 3)
@@ -65,7 +66,6 @@ def main() -> int:
 
 
 def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:
-    _compile()
     steps = sum(1 for _ in plan)
     records: list[Record] = []
     try:

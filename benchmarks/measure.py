@@ -193,7 +193,9 @@ def prepare(workload: Workload, loader: Loader) -> None:
     importlib.import_module(loader.module)
     assert workload.batch_bytes  # makes the dataset
     # And batches, to see how large they are: whether the allocator keeps their memory is chance.
-    ctypes.CDLL(None).malloc_trim(0)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def touch(workload: Workload, batch: Batch) -> None:

@@ -24,8 +24,9 @@ _WELL_KNOWN = frozenset({"torch", "numpy", "holdfast", *sys.stdlib_module_names}
 
 
 def _folders() -> tuple[str, ...]:
-    """The standard library's, as Python names it and where links lead. (`sysconfig` knows them
-    too, and all that Python was built with, which every process would carry along.)"""
+    """The standard library's, of what is written in Python and of what is compiled, which may lie
+    under another prefix; as they are named and where links lead. (`sysconfig` knows them too, and
+    all that Python was built with, which every process would carry along.)"""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefixes = (sys.base_prefix, sys.base_exec_prefix)
     named = [os.path.join(prefix, sys.platlibdir, version) for prefix in prefixes]

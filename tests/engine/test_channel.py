@@ -108,16 +108,3 @@ def test_what_waits_is_taken_without_waiting(size: int) -> None:
     assert worker.waiting() is None
     assert worker.receive() is None
     worker.close()
-
-
-def test_a_worker_waits_for_a_message_and_no_longer_than_it_is_told() -> None:
-    ours, theirs = pair()
-    worker = Channel(theirs)
-    assert not worker.wait(0)
-    assert not worker.wait(0.001)
-    ours.post(b"now")
-    assert worker.wait(30)
-    assert worker.receive() == b"now"
-    ours.close()
-    assert not worker.wait(30)
-    worker.close()

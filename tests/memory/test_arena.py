@@ -561,8 +561,8 @@ def test_before_more_is_reserved_it_asks_for_what_was_released(slot: Slot) -> No
     asked = []
     first = new_block(slot.arena, MIB, 1)
 
-    def look(may_wait: bool) -> bool:
-        asked.append(may_wait)
+    def look() -> bool:
+        asked.append(None)
         slot.arena.release(first)
         return True
 
@@ -573,37 +573,10 @@ def test_before_more_is_reserved_it_asks_for_what_was_released(slot: Slot) -> No
     again = slot.arena.take(MIB)  # asks in vain, and finds room all the same
     assert again is not None
     assert len(asked) == 2
-    assert not any(asked), "with less than two of its size out nobody has to wait"
     assert again.offset != first
-
-
-def test_it_may_wait_for_one_of_two_large_ones_that_are_out(slot: Slot) -> None:
-    asked = []
-    first, _second = new_block(slot.arena, MIB, 1), new_block(slot.arena, MIB, 2)
-
-    def look(may_wait: bool) -> bool:
-        asked.append(may_wait)
-        slot.arena.release(first)
-        return True
-
-    slot.arena.look_for_released = look
-    block = slot.arena.take(MIB)
-    assert block is not None
-    assert (block.offset, asked) == (first, [True])
-
-
-def test_it_does_not_wait_for_less_than_it_needs(slot: Slot) -> None:
-    asked = []
-    for number in range(2):
-        new_block(slot.arena, MIB, number)
-    slot.arena.look_for_released = lambda may_wait: bool(asked.append(may_wait))
-    small, large = slot.arena.take(MIB // 2), slot.arena.take(2 * MIB)
-    assert small is not None
-    assert large is not None
-    assert asked == [False, False]
 
 
 def test_recycled_memory_needs_no_asking(slot: Slot) -> None:
     slot.arena.release(new_block(slot.arena, MIB, 1))
-    slot.arena.look_for_released = lambda may_wait: pytest.fail("nothing new has to be reserved")
+    slot.arena.look_for_released = lambda: pytest.fail("nothing new has to be reserved")
     assert slot.arena.take(MIB) is not None

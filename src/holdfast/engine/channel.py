@@ -12,8 +12,6 @@ will not take now waits in an outbox and is flushed when the socket is writable.
 
 from __future__ import annotations
 
-import math
-import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -89,14 +87,6 @@ class Channel:
             return self.receive(socket.MSG_DONTWAIT)
         except OSError:
             return None  # if something is wrong, `receive` will say what
-
-    def wait(self, seconds: float) -> bool:
-        """Whether a message comes within this time; False at once when the other end is gone."""
-        if seconds <= 0:
-            return False
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return any(not mask & select.POLLHUP for _, mask in poll.poll(math.ceil(seconds * 1000)))
 
     # -- the parent's side: never blocks --------------------------------------------------
 

@@ -57,7 +57,8 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
 def _without_stacks() -> Iterator[None]:
     """torch notes from where it was asked to seed an accelerator that is not in use yet. To name
     those lines it would read the source of every module on the stack, in every worker: some
-    milliseconds and 1.5 MB, and nobody would learn more than that it was us."""
+    milliseconds and 1.5 MB, and nobody would learn more than that it was us. (A thread of this
+    process that failed meanwhile would show no stack; but a worker has none yet.)"""
     before: int | None = getattr(sys, "tracebacklimit", None)
     sys.tracebacklimit = 0
     try:

@@ -70,7 +70,6 @@ from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
 from holdfast.memory.housekeeping import Housekeeper
 from holdfast.memory.leaks import Failed, Findings, Tracer
-from holdfast.memory.patience import Patience
 from holdfast.samples.substitute import Brief
 
 __all__ = ["run"]
@@ -151,8 +150,6 @@ class _Worker:
         self.orders: deque[tuple[str, int, Any]] = deque()  # received and not carried out
         self.wishes: set[str] = set()  # orders that come before all others, once a batch is done
         self.heard = 0  # how often the bell had been rung
-        self.patience = Patience()
-        self.waited = 0.0  # seconds, for blocks to come back, in this batch
         arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
@@ -191,7 +188,6 @@ class _Worker:
             if not self.orders:
                 continue
             kind, number, content = self.orders.popleft()
-            began, self.waited = time.monotonic(), 0.0
             if kind == "task":
                 self._do_task(number, content)
             elif kind == "briefed":
@@ -208,7 +204,6 @@ class _Worker:
                 self._look_for_leaks(Tracer.step)
             keeper.batches += 1
             now = time.monotonic()
-            self.patience.made(now - began - self.waited)
             if now >= keeper.due_at:
                 self.arena.trim()
                 if not keeper.look(now, traced=self.tracer is not None):
@@ -218,27 +213,11 @@ class _Worker:
                     self._tell_sizes()
             if self.recorder.bell[0] != self.heard:
                 self.heard = self.recorder.bell[0]
-                self._take_in_all()
+                self._look_for_released()
             self.recorder.note(-1, -1, IDLE)
 
-    def _look_for_released(self, may_wait: bool) -> bool:
-        """In the middle of a batch: whether blocks have come back meanwhile, or come soon."""
-        if self._take_in_all():
-            return True
-        patience = self.patience.seconds() if may_wait else 0.0
-        if not patience:
-            return False
-        began = now = time.monotonic()
-        found = False
-        while not found and self.channel.wait(began + patience - now):
-            found = self._take_in_all()
-            now = time.monotonic()
-        self.waited += time.monotonic() - began
-        self.patience.judge(found)
-        return found
-
-    def _take_in_all(self) -> bool:
-        """Take in what has been sent; whether there were blocks with it."""
+    def _look_for_released(self) -> bool:
+        """In the middle of a batch: take in what has been sent meanwhile, for its blocks."""
         found = False
         while (message := self.channel.waiting()) is not None:
             found |= self._take_in(message)

@@ -89,8 +89,6 @@ LAST_RESORT = 1 << 20  # under a tight RLIMIT_FSIZE: what does not fit travels i
 LARGEST = 256 << 30
 """Address space has a limit too (128 TiB, for all workers of all loaders)."""
 SLACK = 16 << 20
-WORTH_WAITING = 1 << 20
-"""Blocks from this size on are worth a moment's waiting for one that comes back."""
 MEMORY_OF_PEAK = 64
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT})
 
@@ -130,9 +128,6 @@ class Extents:
 
     def __len__(self) -> int:
         return len(self._used)
-
-    def size_of(self, offset: int) -> int:
-        return self._used[offset]
 
     def used(self) -> list[tuple[int, int]]:
         return sorted(self._used.items())
@@ -357,9 +352,8 @@ class Arena:
         self._gone: deque[Ref] = deque()
         self._peak = self._last_peak = self._trims = self._quiet_until = 0
         # Asked before more memory is reserved: calls `release` if there is something to release
-        # that nobody has read yet, and says whether it did. It may wait for that, if it is told
-        # that two batches of this size are out and one of them may be on its way back.
-        self.look_for_released: Callable[[bool], bool] = lambda may_wait: False
+        # that nobody has read yet, and says whether it did.
+        self.look_for_released: Callable[[], bool] = lambda: False
         held = list(held)
         for offset, nbytes in held:
             self._extents.reserve(offset, nbytes)
@@ -391,12 +385,10 @@ class Arena:
             return None
         self._recycle()
         offset = self._extents.allocate(nbytes)
-        if offset is None or not self._is_reserved(offset, nbytes):
-            may_wait = nbytes >= WORTH_WAITING and self._lent_bytes() >= 2 * nbytes
-            if self.look_for_released(may_wait):
-                if offset is not None:
-                    self._extents.free(offset)
-                offset = self._extents.allocate(nbytes)
+        if (offset is None or not self._is_reserved(offset, nbytes)) and self.look_for_released():
+            if offset is not None:
+                self._extents.free(offset)
+            offset = self._extents.allocate(nbytes)
         if offset is None:
             return None
         if not self._reserve(offset, nbytes or 1):
@@ -484,9 +476,6 @@ class Arena:
             return False
         del self._private[at]
         return True
-
-    def _lent_bytes(self) -> int:
-        return sum(map(self._extents.size_of, self._lent))
 
     def _is_reserved(self, offset: int, nbytes: int) -> bool:
         end = (offset + nbytes - 1) // CHUNK + 1

@@ -18,7 +18,7 @@ import torch.utils.data
 from holdfast.authors import well_known
 from holdfast.autopsy.machine import in_words
 from holdfast.memory.attributes import has_attributes, own
-from holdfast.memory.sizes import measure
+from holdfast.memory.sizes import SAMPLE, measure
 
 __all__ = ["LARGE", "Candidate", "Place", "advice", "large_containers"]
 
@@ -65,7 +65,7 @@ class Candidate:
 
 
 def large_containers(
-    dataset: Any, *, minimum: int = LARGE, sample: int = 1000
+    dataset: Any, *, minimum: int = LARGE, sample: int = SAMPLE
 ) -> Iterator[Candidate]:
     """Containers of many Python objects that hang on a dataset, largest first. How large they are
     is estimated from so many of their items."""
@@ -140,12 +140,12 @@ def _entries(value: Any, place: Place) -> Iterator[Place]:
 
 def _is_walkable(value: Any) -> bool:
     """An object with attributes of the user's: a dataset, an index, a bundle of settings."""
+    if any(base.__module__.startswith("holdfast.") for base in type(value).__mro__):
+        return False  # a packed container of the user's own kind
     if isinstance(value, torch.utils.data.Dataset):
         return True
     if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
         return False
-    if any(base.__module__.startswith("holdfast.") for base in type(value).__mro__):
-        return False  # packed already
     return has_attributes(type(value)) and not well_known(type(value).__module__)
 
 

@@ -115,11 +115,12 @@ def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> Pa
         trust = (trust,)
     trusted = set(trust)
     report = PackReport()
-    if isinstance(dataset, (list, dict)) and deep_size(dataset) >= minimum:
+    if isinstance(dataset, (list, dict)) and (size := deep_size(dataset)) >= minimum:
         kind = "PackedDict" if isinstance(dataset, dict) else "PackedList"
         reason = f"it is the dataset itself, which cannot be replaced from here: {kind}(dataset)"
-        size, name = deep_size(dataset), type(dataset).__name__
-        report.refused.append(Refused("dataset", name, len(dataset), size, reason))
+        report.refused.append(
+            Refused("dataset", type(dataset).__name__, len(dataset), size, reason)
+        )
         return report
     candidates = list(large_containers(dataset, minimum=minimum))
     unknown = trusted - {place.path for one in candidates for place in one.places}

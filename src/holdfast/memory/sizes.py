@@ -12,9 +12,10 @@ import torch
 
 from holdfast.memory.attributes import own
 
-__all__ = ["deep_size", "measure", "object_count"]
+__all__ = ["SAMPLE", "deep_size", "measure", "object_count"]
 
-_SAMPLE = 1000
+SAMPLE = 1000
+"""Items of a container that are looked at."""
 _DEPTH = 8
 
 
@@ -28,7 +29,7 @@ def object_count(value: Any) -> int:
     return measure(value)[1]
 
 
-def measure(value: Any, sample: int = _SAMPLE) -> tuple[int, int]:
+def measure(value: Any, sample: int = SAMPLE) -> tuple[int, int]:
     """Both at once; of containers with more items than `sample` from so many of them."""
     return _measure(value, {}, 0, sample)
 
