@@ -26,6 +26,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 from holdfast.autopsy.blackbox import BlackBoxes, Recorder
 from holdfast.engine.channel import Channel, pair
 from holdfast.engine.fetch import MapFetcher
+from holdfast.engine.protocol import order
 from holdfast.engine.randomness import Randomness
 from holdfast.memory import arena as arenas
 from holdfast.memory import codec, collate
@@ -82,18 +83,11 @@ def dissect(workload: Workload, rounds: int) -> Watch:
         faults=None,
     )
 
-    def save_random_state(number: int) -> None:
-        if randomness.unchanged():
-            recorder.still(number)
-        else:
-            randomness.save(recorder.free_slot())
-            recorder.commit(number)
-
     for number in range(rounds):
         index = list(range(number * workload.batch_size, (number + 1) * workload.batch_size))
 
         def ask(number: int = number, index: list[int] = index) -> None:
-            trainer.post(pickle.dumps(("task", number, index, window.take_released()), 5))
+            trainer.post(order("task", number, index, window.take_released()))
 
         def hear() -> Any:
             message = worker.receive()
@@ -108,7 +102,7 @@ def dissect(workload: Workload, rounds: int) -> Watch:
         batch = watch.time("worker: load", partial(fetcher.fetch, task, keys))
         frame = watch.time("worker: encode", partial(codec.encode, batch, arena))
         del batch
-        watch.time("worker: random state", partial(save_random_state, number))
+        watch.time("worker: random state", partial(randomness.keep, recorder, number))
         watch.time("worker: send", partial(worker.send, frame))
         arena.trim()
 

@@ -11,8 +11,8 @@ import os
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from holdfast.engine.machine import RestartPolicy
 from holdfast.engine.settings import Settings
+from holdfast.engine.vocabulary import RestartPolicy
 from holdfast.memory.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 

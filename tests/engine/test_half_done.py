@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import holdfast
 from holdfast.engine import interrupts
-from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.engine.crew import Crew
 from holdfast.engine.obituaries import Ending
 from holdfast.errors import LoaderClosed
@@ -38,7 +38,7 @@ def test_what_comes_with_a_start_that_failed_again_is_carried_out(
     crew.machine = SimpleNamespace(
         generation=lambda _: 1, handle=lambda _: decided, failure=None, tries=lambda _: 2
     )
-    monkeypatch.setattr(m, "WorkerDied", lambda *_: None)
+    monkeypatch.setattr(v, "WorkerDied", lambda *_: None)
     monkeypatch.setattr(Crew, "carry_out", lambda _, actions: done.append(actions))
     crew._bury(0, Ending("start-failed", None, None, errno=11))
     assert done == [decided]

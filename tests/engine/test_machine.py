@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.memory.budget import Budget, Share
 
-UNLIMITED = m.RestartPolicy(None, 60.0)
+UNLIMITED = v.RestartPolicy(None, 60.0)
 
 
 def make(workers: int = 2, prefetch: int = 2, **options: Any) -> m.Machine:
@@ -26,9 +27,9 @@ def make(workers: int = 2, prefetch: int = 2, **options: Any) -> m.Machine:
     return m.Machine(workers=workers, prefetch=prefetch, **options)
 
 
-def fill(machine: m.Machine, indices: list[int]) -> list[m.Action]:
+def fill(machine: m.Machine, indices: list[int]) -> list[v.Action]:
     """Draw what is due from `indices`; an empty list is a sampler with nothing more."""
-    actions: list[m.Action] = []
+    actions: list[v.Action] = []
     while machine.draws_due > 0:
         if indices:
             actions += machine.draw(indices.pop(0))
@@ -64,7 +65,7 @@ class History(RuleBasedStateMachine):
         self.now = 0.0
         self.length = length
         self.sizes = sizes
-        self.handed_out: dict[int, m.Task] = {}
+        self.handed_out: dict[int, v.Task] = {}
         self.budget = Budget(budget, auto=auto)
         known = max(1, *sizes) if auto and budget is not None else None
         self.share = Share(self.budget, known)
@@ -73,12 +74,12 @@ class History(RuleBasedStateMachine):
         self.machine = make(
             workers, prefetch, in_order=in_order, persistent=persistent, share=self.share
         )
-        self.inboxes: dict[int, deque[m.Item]] = {}  # what the living worker has been given
-        self.outboxes: dict[int, deque[m.Event]] = {}  # answered, not yet heard
+        self.inboxes: dict[int, deque[v.Item]] = {}  # what the living worker has been given
+        self.outboxes: dict[int, deque[v.Event]] = {}  # answered, not yet heard
         self.generations: dict[int, int] = {}
         self.heard: dict[int, list[tuple[int, int]]] = {w: [] for w in range(workers)}
         self.frozen: set[int] = set()
-        self.todo: deque[m.Action] = deque()
+        self.todo: deque[v.Action] = deque()
         self.sampler = list(range(length))
         self.delivered: list[int] = []
         self.ended = False
@@ -87,19 +88,19 @@ class History(RuleBasedStateMachine):
 
     # -- the driver's part ----------------------------------------------------------------
 
-    def obey(self, actions: list[m.Action]) -> None:
+    def obey(self, actions: list[v.Action]) -> None:
         """In the order of the decisions, as the driver does: what an action leads to comes after
         those that were decided with it."""
         first = not self.todo
         for action in actions:
-            assert not isinstance(action, m.Dispatch) or self.machine.alive(action.worker)
+            assert not isinstance(action, v.Dispatch) or self.machine.alive(action.worker)
         self.todo.extend(actions)
         while first and self.todo:
             self.carry_out(self.todo[0])
             self.todo.popleft()
 
-    def carry_out(self, action: m.Action) -> None:
-        if isinstance(action, m.Start):
+    def carry_out(self, action: v.Action) -> None:
+        if isinstance(action, v.Start):
             if action.generation != self.machine.generation(action.worker):
                 return  # replaced before it began
             assert action.generation > self.generations.get(action.worker, -1)
@@ -108,13 +109,13 @@ class History(RuleBasedStateMachine):
             self.outboxes[action.worker] = deque()
             self.frozen.discard(action.worker)
             assert action.answered == len(self.heard[action.worker])
-        elif isinstance(action, m.Dispatch):
+        elif isinstance(action, v.Dispatch):
             self.inboxes[action.worker].append(action.item)
             # What a replacement is asked for again was handed out when it was thought smaller.
-            if isinstance(action.item, m.Task) and id(action.item) not in self.handed_out:
+            if isinstance(action.item, v.Task) and id(action.item) not in self.handed_out:
                 self.handed_out[id(action.item)] = action.item
                 self.nothing_too_much_is_handed_out()
-        elif isinstance(action, m.Abandon):
+        elif isinstance(action, v.Abandon):
             self.die(action.worker)
 
     def draw(self) -> None:
@@ -126,13 +127,13 @@ class History(RuleBasedStateMachine):
 
     def die(self, worker: int, sample: tuple[int, int] | None = None) -> None:
         self.hear(worker, len(self.outboxes[worker]))
-        death = m.Death(self.now, sample, perhaps_from_outside=sample is None)
-        self.obey(self.machine.handle(m.WorkerDied(worker, self.generations[worker], death)))
+        death = v.Death(self.now, sample, perhaps_from_outside=sample is None)
+        self.obey(self.machine.handle(v.WorkerDied(worker, self.generations[worker], death)))
 
     def hear(self, worker: int, count: int) -> None:
         for _ in range(count):
             event = self.outboxes[worker].popleft()
-            if isinstance(event, m.BatchReady):
+            if isinstance(event, v.BatchReady):
                 self.heard[worker].append(event.result)
             else:
                 self.heard[worker].append((-1, -1))
@@ -147,7 +148,7 @@ class History(RuleBasedStateMachine):
     def outstanding(self) -> int:
         """Tasks of this epoch that no worker has answered."""
         items = [item for seat in self.machine._seats for item in seat.items]
-        return sum(isinstance(item, m.Task) and item.epoch == self.machine.epoch for item in items)
+        return sum(isinstance(item, v.Task) and item.epoch == self.machine.epoch for item in items)
 
     # -- what can happen ------------------------------------------------------------------
 
@@ -157,11 +158,11 @@ class History(RuleBasedStateMachine):
             return
         generation = self.generations[worker]
         if self.machine.alive(worker) and not self.ready(worker):
-            self.obey(self.machine.handle(m.WorkerReady(worker, generation)))
+            self.obey(self.machine.handle(v.WorkerReady(worker, generation)))
         for _ in range(min(items, len(self.inboxes[worker]))):
             item = self.inboxes[worker].popleft()
-            if isinstance(item, m.Task):
-                event: m.Event = m.BatchReady(
+            if isinstance(item, v.Task):
+                event: v.Event = v.BatchReady(
                     worker,
                     generation,
                     item.number,
@@ -169,7 +170,7 @@ class History(RuleBasedStateMachine):
                     self.sizes[item.index % len(self.sizes)] or None,  # 0: an error
                 )
             else:
-                event = m.Resumed(worker, generation)
+                event = v.Resumed(worker, generation)
             self.outboxes[worker].append(event)
 
     @rule(worker=st.integers(0, 3), count=st.integers(1, 5))
@@ -182,7 +183,7 @@ class History(RuleBasedStateMachine):
         for one in range(self.machine.workers) if at_once else [worker]:
             if one < self.machine.workers and self.machine.alive(one):
                 if not self.ready(one):
-                    self.obey(self.machine.handle(m.WorkerReady(one, self.generations[one])))
+                    self.obey(self.machine.handle(v.WorkerReady(one, self.generations[one])))
                 self.die(one)
 
     @rule(worker=st.integers(0, 3))
@@ -191,8 +192,8 @@ class History(RuleBasedStateMachine):
         if worker >= self.machine.workers or not self.machine.alive(worker) or self.ready(worker):
             return
         self.inboxes[worker].clear()
-        death = m.Death(self.now, perhaps_from_outside=True)
-        self.obey(self.machine.handle(m.WorkerDied(worker, self.generations[worker], death)))
+        death = v.Death(self.now, perhaps_from_outside=True)
+        self.obey(self.machine.handle(v.WorkerDied(worker, self.generations[worker], death)))
         assert self.machine.failure is None
         assert self.machine.alive(worker) != self.machine.put_off(worker)
 
@@ -205,9 +206,9 @@ class History(RuleBasedStateMachine):
             return
         self.inboxes[worker].clear()
         before = list(self.machine.restarted)
-        death = m.Death(self.now, shortage=True)
-        actions = self.machine.handle(m.WorkerDied(worker, self.generations[worker], death))
-        assert not [one for one in actions if isinstance(one, m.Start)]
+        death = v.Death(self.now, shortage=True)
+        actions = self.machine.handle(v.WorkerDied(worker, self.generations[worker], death))
+        assert not [one for one in actions if isinstance(one, v.Start)]
         self.obey(actions)
         assert list(self.machine.restarted) == before
         wanted = self.machine.deadline()
@@ -219,10 +220,10 @@ class History(RuleBasedStateMachine):
         if worker >= self.machine.workers or not self.machine.busy(worker):
             return
         if not self.ready(worker):
-            self.obey(self.machine.handle(m.WorkerReady(worker, self.generations[worker])))
+            self.obey(self.machine.handle(v.WorkerReady(worker, self.generations[worker])))
         generation = self.generations[worker]
-        actions = self.machine.handle(m.WorkerStalled(worker, generation, self.now))
-        assert actions == [m.Dump(worker, generation)]
+        actions = self.machine.handle(v.WorkerStalled(worker, generation, self.now))
+        assert actions == [v.Dump(worker, generation)]
         self.frozen.add(worker)
         if dies:
             self.die(worker)
@@ -237,7 +238,7 @@ class History(RuleBasedStateMachine):
         self.hear(worker, len(self.outboxes[worker]))
         generation = self.generations[worker]
         before = list(self.machine.restarted)
-        self.obey(self.machine.handle(m.WorkerRetired(worker, generation, self.now)))
+        self.obey(self.machine.handle(v.WorkerRetired(worker, generation, self.now)))
         self.frozen.add(worker)
         self.die(worker)
         assert list(self.machine.restarted) == before
@@ -260,7 +261,7 @@ class History(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 2.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.obey(self.machine.handle(m.Ticked(self.now)))
+        self.obey(self.machine.handle(v.Ticked(self.now)))
 
     @rule()
     def a_ghost_speaks(self) -> None:
@@ -268,9 +269,9 @@ class History(RuleBasedStateMachine):
         for worker, generation in self.generations.items():
             if generation > 0:
                 before = self.outstanding()
-                death = m.WorkerDied(worker, generation - 1, m.Death(self.now))
+                death = v.WorkerDied(worker, generation - 1, v.Death(self.now))
                 assert self.machine.handle(death) == []
-                ready = m.BatchReady(worker, generation - 1, 0, "ghost")
+                ready = v.BatchReady(worker, generation - 1, 0, "ghost")
                 assert self.machine.handle(ready) == []
                 assert self.outstanding() == before
 
@@ -279,14 +280,14 @@ class History(RuleBasedStateMachine):
     def the_consumer_takes(self) -> None:
         self.the_consumer_unpacks()  # whoever asks for another is done with the one before
         taken = self.machine.take()
-        if isinstance(taken, m.Delivery):
+        if isinstance(taken, v.Delivery):
             epoch, index = taken.result
             assert epoch == self.machine.epoch
             assert index == taken.task.index
             self.unread = self.size(index)
             self.delivered.append(index)
             self.draw()
-        elif taken is m.END:
+        elif taken is v.END:
             self.ended = True
             assert sorted(self.delivered) == list(range(self.length))
 
@@ -307,7 +308,7 @@ class History(RuleBasedStateMachine):
         limit = self.budget.limit
         if limit is None or self.share.largest != max(1, *self.sizes):
             return
-        mine = sum(isinstance(item, m.Task) for seat in self.machine._seats for item in seat.items)
+        mine = sum(isinstance(item, v.Task) for seat in self.machine._seats for item in seat.items)
         mine += sum(task.done for task in self.machine._tasks.values())
         if mine > 1:
             # What was handed out before somebody else took more is not taken back.
@@ -318,7 +319,7 @@ class History(RuleBasedStateMachine):
         if not hasattr(self, "machine"):
             return
         tasks = [item for seat in self.machine._seats for item in seat.items]
-        making = [one for one in tasks if isinstance(one, m.Task)]
+        making = [one for one in tasks if isinstance(one, v.Task)]
         waiting = [task for task in self.machine._tasks.values() if task.done]
         counted = sum(task.counted for task in making)
         counted += sum(self.size(task.index) for task in waiting) + self.unread
@@ -384,10 +385,10 @@ def test_a_replacement_is_asked_for_what_was_not_answered_and_nothing_else() -> 
     machine = make(1, 3)
     machine.begin()
     fill(machine, list(range(3)))
-    machine.handle(m.WorkerReady(0, 0))
-    machine.handle(m.BatchReady(0, 0, 0, "zero"))
-    start, *dispatched = machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
-    assert start == m.Start(0, 1, answered=1, passed=0, replica=1, exhausted=False)
+    machine.handle(v.WorkerReady(0, 0))
+    machine.handle(v.BatchReady(0, 0, 0, "zero"))
+    start, *dispatched = machine.handle(v.WorkerDied(0, 0, v.Death(1.0)))
+    assert start == v.Start(0, 1, answered=1, passed=0, replica=1, exhausted=False)
     assert [action.item.number for action in dispatched] == [1, 2]
 
 
@@ -395,50 +396,50 @@ def test_an_idle_worker_that_dies_is_replaced_because_more_may_come() -> None:
     machine = make(1, 1)
     machine.begin()
     fill(machine, [0])
-    machine.handle(m.WorkerReady(0, 0))
-    machine.handle(m.BatchReady(0, 0, 0, "zero"))
-    actions = machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
-    assert [type(action) for action in actions] == [m.Start]
+    machine.handle(v.WorkerReady(0, 0))
+    machine.handle(v.BatchReady(0, 0, 0, "zero"))
+    actions = machine.handle(v.WorkerDied(0, 0, v.Death(1.0)))
+    assert [type(action) for action in actions] == [v.Start]
 
 
 def test_a_worker_with_nothing_left_to_do_is_not_replaced() -> None:
     machine = make(1, 1)
     machine.begin()
     fill(machine, [0])
-    machine.handle(m.WorkerReady(0, 0))
-    machine.handle(m.BatchReady(0, 0, 0, "zero"))
-    assert isinstance(machine.take(), m.Delivery)
+    machine.handle(v.WorkerReady(0, 0))
+    machine.handle(v.BatchReady(0, 0, 0, "zero"))
+    assert isinstance(machine.take(), v.Delivery)
     fill(machine, [])
-    assert machine.handle(m.WorkerDied(0, 0, m.Death(1.0))) == []
-    assert machine.take() is m.END
+    assert machine.handle(v.WorkerDied(0, 0, v.Death(1.0))) == []
+    assert machine.take() is v.END
 
 
 def test_more_deaths_than_allowed_end_it_after_the_finished_batches_are_delivered() -> None:
-    machine = make(1, 3, restarts=m.RestartPolicy(1, 10.0))
+    machine = make(1, 3, restarts=v.RestartPolicy(1, 10.0))
     machine.begin()
     fill(machine, [0, 1, 2])
-    machine.handle(m.WorkerReady(0, 0))
-    machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
-    machine.handle(m.WorkerReady(0, 1))
-    machine.handle(m.BatchReady(0, 1, 0, "zero"))
-    assert machine.handle(m.WorkerDied(0, 1, m.Death(2.0))) == []
+    machine.handle(v.WorkerReady(0, 0))
+    machine.handle(v.WorkerDied(0, 0, v.Death(1.0)))
+    machine.handle(v.WorkerReady(0, 1))
+    machine.handle(v.BatchReady(0, 1, 0, "zero"))
+    assert machine.handle(v.WorkerDied(0, 1, v.Death(2.0))) == []
     first = machine.take()
-    assert isinstance(first, m.Delivery)
+    assert isinstance(first, v.Delivery)
     assert first.result == "zero"
     failure = machine.take()
-    assert isinstance(failure, m.GaveUp)
+    assert isinstance(failure, v.GaveUp)
     assert failure.reason == "restart-limit"
     assert len(failure.deaths) == 2
 
 
 def test_deaths_that_are_far_apart_do_not_add_up() -> None:
-    machine = make(1, 1, restarts=m.RestartPolicy(1, 10.0))
+    machine = make(1, 1, restarts=v.RestartPolicy(1, 10.0))
     machine.begin()
     fill(machine, [0])
     for generation in range(20):
-        machine.handle(m.WorkerReady(0, generation))
-        death = m.Death(generation * 11.0)
-        assert machine.handle(m.WorkerDied(0, generation, death))
+        machine.handle(v.WorkerReady(0, generation))
+        death = v.Death(generation * 11.0)
+        assert machine.handle(v.WorkerDied(0, generation, death))
     assert machine.failure is None
 
 
@@ -447,99 +448,99 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
     machine.begin()
     fill(machine, [0])
     for generation in range(m.FAILED_STARTS - 1):
-        assert machine.handle(m.WorkerDied(0, generation, m.Death(0.0)))
-    assert machine.handle(m.WorkerDied(0, m.FAILED_STARTS - 1, m.Death(0.0))) == []
+        assert machine.handle(v.WorkerDied(0, generation, v.Death(0.0)))
+    assert machine.handle(v.WorkerDied(0, m.FAILED_STARTS - 1, v.Death(0.0))) == []
     failure = machine.take()
-    assert isinstance(failure, m.GaveUp)
+    assert isinstance(failure, v.GaveUp)
     assert failure.reason == "cannot-start"
 
 
-def killed(at: float) -> m.Death:
-    return m.Death(at, perhaps_from_outside=True)
+def killed(at: float) -> v.Death:
+    return v.Death(at, perhaps_from_outside=True)
 
 
 def test_without_a_limit_a_worker_killed_while_it_starts_is_started_again_after_pauses() -> None:
-    machine = make(1, 1, restarts=m.RestartPolicy(None, 60.0))
+    machine = make(1, 1, restarts=v.RestartPolicy(None, 60.0))
     machine.begin()
     fill(machine, [0])
     now, pauses = 100.0, []
-    assert [type(one) for one in machine.handle(m.WorkerDied(0, 0, killed(now)))] == [
-        m.Start,
-        m.Dispatch,
+    assert [type(one) for one in machine.handle(v.WorkerDied(0, 0, killed(now)))] == [
+        v.Start,
+        v.Dispatch,
     ]
     for generation in range(1, 1000):
-        assert machine.handle(m.WorkerDied(0, generation, killed(now))) == []
+        assert machine.handle(v.WorkerDied(0, generation, killed(now))) == []
         assert machine.put_off(0)
         wanted = machine.deadline()
         assert wanted is not None
-        assert machine.handle(m.Ticked(wanted - 0.01)) == []
-        actions = machine.handle(m.Ticked(wanted))
-        assert [type(action) for action in actions] == [m.Start, m.Dispatch]
+        assert machine.handle(v.Ticked(wanted - 0.01)) == []
+        actions = machine.handle(v.Ticked(wanted))
+        assert [type(action) for action in actions] == [v.Start, v.Dispatch]
         pauses.append(wanted - now)
         now = wanted
     assert pauses[:8] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5])
     assert pauses[-1] == pytest.approx(m.LONGEST_PAUSE)
-    machine.handle(m.WorkerReady(0, 1000))
-    machine.handle(m.BatchReady(0, 1000, 0, "zero"))
+    machine.handle(v.WorkerReady(0, 1000))
+    machine.handle(v.BatchReady(0, 1000, 0, "zero"))
     delivery = machine.take()
-    assert isinstance(delivery, m.Delivery)
+    assert isinstance(delivery, v.Delivery)
     assert delivery.result == "zero"
 
 
 def test_with_a_limit_being_killed_while_starting_ends_it() -> None:
     """Whatever the rate that is allowed: nobody waits for ever for a worker that never comes."""
-    machine = make(1, 1, restarts=m.RestartPolicy(1000, 60.0))
+    machine = make(1, 1, restarts=v.RestartPolicy(1000, 60.0))
     machine.begin()
     fill(machine, [0])
     now = 0.0
     for generation in range(m.KILLED_STARTS):
         assert machine.failure is None
-        machine.handle(m.WorkerDied(0, generation, killed(now)))
+        machine.handle(v.WorkerDied(0, generation, killed(now)))
         now = machine.deadline() or now
-        machine.handle(m.Ticked(now))
+        machine.handle(v.Ticked(now))
     failure = machine.take()
-    assert isinstance(failure, m.GaveUp)
+    assert isinstance(failure, v.GaveUp)
     assert failure.reason == "cannot-start"
 
 
 def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
-    machine = make(1, 1, restarts=m.RestartPolicy(None, 60.0))
+    machine = make(1, 1, restarts=v.RestartPolicy(None, 60.0))
     machine.begin()
     fill(machine, [0])
     now = 0.0
     for generation in range(2 * m.FAILED_STARTS):
         assert machine.failure is None
         outside = generation % 2 == 0
-        death = m.Death(now, perhaps_from_outside=outside)
-        machine.handle(m.WorkerDied(0, generation, death))
+        death = v.Death(now, perhaps_from_outside=outside)
+        machine.handle(v.WorkerDied(0, generation, death))
         now = machine.deadline() or now
-        machine.handle(m.Ticked(now))
+        machine.handle(v.Ticked(now))
     assert machine.failure is not None
     assert machine.failure.reason == "cannot-start"
 
 
-def no_room(at: float) -> m.Death:
-    return m.Death(at, shortage=True)
+def no_room(at: float) -> v.Death:
+    return v.Death(at, shortage=True)
 
 
 def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() -> None:
-    machine = make(1, 1, restarts=m.RestartPolicy(0, 60.0))
+    machine = make(1, 1, restarts=v.RestartPolicy(0, 60.0))
     machine.begin()
     fill(machine, [0])
     now, pauses = 100.0, []
     for generation in range(m.TRIES - 1):
-        assert machine.handle(m.WorkerDied(0, generation, no_room(now))) == []
+        assert machine.handle(v.WorkerDied(0, generation, no_room(now))) == []
         wanted = machine.deadline()
         assert wanted is not None
-        assert machine.handle(m.Ticked(wanted - 0.01)) == []
-        actions = machine.handle(m.Ticked(wanted))
-        assert [type(action) for action in actions] == [m.Start, m.Dispatch]
+        assert machine.handle(v.Ticked(wanted - 0.01)) == []
+        actions = machine.handle(v.Ticked(wanted))
+        assert [type(action) for action in actions] == [v.Start, v.Dispatch]
         pauses.append(wanted - now)
         now = wanted
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5])
-    assert machine.handle(m.WorkerDied(0, m.TRIES - 1, no_room(now))) == []
+    assert machine.handle(v.WorkerDied(0, m.TRIES - 1, no_room(now))) == []
     failure = machine.take()
-    assert isinstance(failure, m.GaveUp)
+    assert isinstance(failure, v.GaveUp)
     assert failure.reason == "shortage"
     assert [death.at for death in failure.deaths][-1] == now
     assert len(failure.deaths) == m.TRIES
@@ -550,21 +551,21 @@ def test_others_go_on_while_a_start_waits_and_what_is_due_waits_with_it() -> Non
     machine = make(2, 1)
     machine.begin()
     fill(machine, indices := [0, 1, 2, 3])
-    assert machine.handle(m.WorkerDied(0, 0, no_room(0.0))) == []
-    machine.handle(m.WorkerReady(1, 0))
-    machine.handle(m.BatchReady(1, 0, 1, "one"))
+    assert machine.handle(v.WorkerDied(0, 0, no_room(0.0))) == []
+    machine.handle(v.WorkerReady(1, 0))
+    machine.handle(v.BatchReady(1, 0, 1, "one"))
     assert machine.take() is None
-    start = machine.handle(m.Ticked(0.1))[0]
-    assert start == m.Start(0, 1, 0, 0, 0, False)
-    machine.handle(m.WorkerReady(0, 1))
-    machine.handle(m.BatchReady(0, 1, 0, "zero"))
+    start = machine.handle(v.Ticked(0.1))[0]
+    assert start == v.Start(0, 1, 0, 0, 0, False)
+    machine.handle(v.WorkerReady(0, 1))
+    machine.handle(v.BatchReady(0, 1, 0, "zero"))
     for expected in ("zero", "one"):
         delivery = machine.take()
-        assert isinstance(delivery, m.Delivery)
+        assert isinstance(delivery, v.Delivery)
         assert delivery.result == expected
         fill(machine, indices)
-    machine.handle(m.WorkerDied(0, 1, m.Death(1.0)))
-    assert machine.handle(m.WorkerDied(0, 2, no_room(1.0))) == []
+    machine.handle(v.WorkerDied(0, 1, v.Death(1.0)))
+    assert machine.handle(v.WorkerDied(0, 2, no_room(1.0))) == []
     assert machine.deadline() == pytest.approx(1.1)  # once it was ready, the pauses begin anew
 
 
@@ -572,10 +573,10 @@ def test_nobody_is_started_later_for_whom_there_is_nothing_left() -> None:
     machine = make(2, 1)
     machine.begin()
     fill(machine, [])
-    assert machine.handle(m.WorkerDied(0, 0, no_room(0.0))) == []
-    assert machine.handle(m.Ticked(10.0)) == []
+    assert machine.handle(v.WorkerDied(0, 0, no_room(0.0))) == []
+    assert machine.handle(v.Ticked(10.0)) == []
     assert machine.deadline() is None
-    assert machine.take() is m.END
+    assert machine.take() is v.END
 
 
 @pytest.mark.parametrize(("outside", "needed"), [(False, 2), (True, 3)])
@@ -586,13 +587,13 @@ def test_a_sample_that_kills_in_a_row_is_named_and_the_rest_goes_on(
     machine.begin()
     fill(machine, [10, 11])
     for generation in range(needed):
-        machine.handle(m.WorkerReady(0, generation))
-        death = m.Death(0.0, (0, 3), perhaps_from_outside=outside)
-        actions = machine.handle(m.WorkerDied(0, generation, death))
-    assert [a.item.number for a in actions if isinstance(a, m.Dispatch)] == [1]
+        machine.handle(v.WorkerReady(0, generation))
+        death = v.Death(0.0, (0, 3), perhaps_from_outside=outside)
+        actions = machine.handle(v.WorkerDied(0, generation, death))
+    assert [a.item.number for a in actions if isinstance(a, v.Dispatch)] == [1]
     delivery = machine.take()
-    assert isinstance(delivery, m.Delivery)
-    assert isinstance(delivery.result, m.Poisoned)
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)
     assert delivery.result.position == 3
     assert len(delivery.result.deaths) == needed
 
@@ -602,8 +603,8 @@ def test_different_samples_are_not_blamed_for_each_other() -> None:
     machine.begin()
     fill(machine, [0])
     for generation in range(10):
-        machine.handle(m.WorkerReady(0, generation))
-        assert machine.handle(m.WorkerDied(0, generation, m.Death(0.0, (0, generation % 2))))
+        machine.handle(v.WorkerReady(0, generation))
+        assert machine.handle(v.WorkerDied(0, generation, v.Death(0.0, (0, generation % 2))))
     assert machine.take() is None
 
 
@@ -611,26 +612,26 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     machine = make(1, 1)
     machine.begin()
     fill(machine, [0])
-    machine.handle(m.WorkerReady(0, 0))
-    assert machine.handle(m.WorkerStalled(0, 0, 100.0)) == [m.Dump(0, 0)]
+    machine.handle(v.WorkerReady(0, 0))
+    assert machine.handle(v.WorkerStalled(0, 0, 100.0)) == [v.Dump(0, 0)]
     assert machine.deadline() == 100.0 + m.KILL_AFTER
-    assert machine.handle(m.Ticked(100.1)) == []
-    assert machine.handle(m.Ticked(100.0 + m.KILL_AFTER)) == [m.Kill(0, 0)]
+    assert machine.handle(v.Ticked(100.1)) == []
+    assert machine.handle(v.Ticked(100.0 + m.KILL_AFTER)) == [v.Kill(0, 0)]
     killed = 100.0 + m.KILL_AFTER
-    assert machine.handle(m.Ticked(killed + 0.5)) == []
-    assert machine.handle(m.Ticked(killed + m.ABANDON_AFTER)) == [m.Abandon(0, 0)]
+    assert machine.handle(v.Ticked(killed + 0.5)) == []
+    assert machine.handle(v.Ticked(killed + m.ABANDON_AFTER)) == [v.Abandon(0, 0)]
 
 
 def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:
     machine = make(1, 1)
     machine.begin()
     fill(machine, [0])
-    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(v.WorkerReady(0, 0))
     assert machine.patience(0, 5.0) == 5.0
-    machine.handle(m.WorkerStalled(0, 0, 1.0))
-    machine.handle(m.WorkerDied(0, 0, m.Death(1.0)))
+    machine.handle(v.WorkerStalled(0, 0, 1.0))
+    machine.handle(v.WorkerDied(0, 0, v.Death(1.0)))
     assert machine.patience(0, 5.0) == 10.0
-    machine.handle(m.BatchReady(0, 1, 0, "zero"))
+    machine.handle(v.BatchReady(0, 1, 0, "zero"))
     assert machine.patience(0, 5.0) == 5.0
 
 
@@ -640,13 +641,13 @@ def test_replicas_that_end_drop_out_of_the_turn() -> None:
     endless = [None] * 100
     fill(machine, endless)
     for worker in range(2):
-        machine.handle(m.WorkerReady(worker, 0))
-    machine.handle(m.ReplicaEnded(0, 0, 0))
+        machine.handle(v.WorkerReady(worker, 0))
+    machine.handle(v.ReplicaEnded(0, 0, 0))
     fill(machine, endless)
     for number in (1, 3, 4):
-        machine.handle(m.BatchReady(1, 0, number, number))
+        machine.handle(v.BatchReady(1, 0, number, number))
     seen = []
-    while isinstance(delivery := machine.take(), m.Delivery):
+    while isinstance(delivery := machine.take(), v.Delivery):
         seen.append(delivery.result)
         actions = fill(machine, endless)
         assert all(action.worker == 1 for action in actions)
@@ -658,20 +659,20 @@ def test_a_replica_cannot_go_past_a_sample_that_kills() -> None:
     machine.begin()
     fill(machine, [None] * 2)
     for generation in range(2):
-        machine.handle(m.WorkerReady(0, generation))
-        actions = machine.handle(m.WorkerDied(0, generation, m.Death(0.0, (0, 0))))
+        machine.handle(v.WorkerReady(0, generation))
+        actions = machine.handle(v.WorkerDied(0, generation, v.Death(0.0, (0, 0))))
     assert actions == []
     delivery = machine.take()
-    assert isinstance(delivery, m.Delivery)
-    assert isinstance(delivery.result, m.Poisoned)
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)
     fill(machine, [None] * 2)
-    assert machine.take() is m.END
+    assert machine.take() is v.END
 
 
-def numbers(actions: list[m.Action]) -> list[int]:
+def numbers(actions: list[v.Action]) -> list[int]:
     """Of the tasks that are handed out."""
-    items = [action.item for action in actions if isinstance(action, m.Dispatch)]
-    return [item.number for item in items if isinstance(item, m.Task)]
+    items = [action.item for action in actions if isinstance(action, v.Dispatch)]
+    return [item.number for item in items if isinstance(item, v.Task)]
 
 
 @pytest.mark.parametrize(("auto", "at_once"), [(False, 1), (True, 2)])
@@ -686,13 +687,13 @@ def test_an_answer_that_brings_no_batch_says_nothing_of_how_large_they_are(
     out = [action.item.number for action in fill(machine, indices)]
     assert out == list(range(at_once))
     for worker in range(2):
-        machine.handle(m.WorkerReady(worker, 0))
+        machine.handle(v.WorkerReady(worker, 0))
     for number in range(4):
         worker = number % 2
-        out += numbers(machine.handle(m.BatchReady(worker, 0, number, "an error")))
-        assert isinstance(machine.take(), m.Delivery)
+        out += numbers(machine.handle(v.BatchReady(worker, 0, number, "an error")))
+        assert isinstance(machine.take(), v.Delivery)
         out += numbers([*machine.unpacked(), *fill(machine, indices)])
         assert share.largest is None
         assert len(out) <= number + 1 + at_once
-    machine.handle(m.BatchReady(0, 0, 4, "a batch", 60))
+    machine.handle(v.BatchReady(0, 0, 4, "a batch", 60))
     assert share.largest == 60

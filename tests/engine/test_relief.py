@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Pulse
 from holdfast.engine.warden import Warden
@@ -32,14 +33,14 @@ def test_a_worker_that_is_still_starting_is_not_chosen_to_go(
     holdings: Any = SimpleNamespace(places=places, boxes=boxes, post=lambda *_: None)
     share = Share(Budget(None, auto=True))
     machine = m.Machine(
-        workers=2, prefetch=2, restarts=m.RestartPolicy(intensity=None, period=1.0), share=share
+        workers=2, prefetch=2, restarts=v.RestartPolicy(intensity=None, period=1.0), share=share
     )
     machine.begin()
-    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(v.WorkerReady(0, 0))
     relief = Relief(machine, holdings, Warden(share, "auto", 2), None)
     relief.look(1.0, {0: 70, 1: 71})
     assert told == [0], "the larger one would not hear it"
-    machine.handle(m.WorkerReady(1, 0))
+    machine.handle(v.WorkerReady(1, 0))
     relief.look(1.5, {0: 70, 1: 71})
     assert told == [0, 1]
 

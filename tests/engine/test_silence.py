@@ -49,7 +49,7 @@ def test_every_new_note_begins_a_new_silence() -> None:
 def test_whoever_was_heard_or_asked_has_all_its_time_again() -> None:
     watch = Watch()
     assert not watch.silent_after(4.5)
-    watch.pulse.busy_since, watch.pulse.heard = watch.now, True
+    watch.pulse.busy_since, watch.pulse.spoke = watch.now, True
     assert not watch.silent_after(5.0)
     assert watch.silent_after(1.0)
 

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 
 SIZE = 4  # samples in a batch
 
 
 def make(workers: int = 1, prefetch: int = 2, **options: Any) -> m.Machine:
-    options.setdefault("restarts", m.RestartPolicy(None, 60.0))
+    options.setdefault("restarts", v.RestartPolicy(None, 60.0))
     return m.Machine(workers=workers, prefetch=prefetch, trials=True, **options)
 
 
@@ -51,9 +52,9 @@ class Court(RuleBasedStateMachine):
         self.guilty = {one for one in guilty | memory if one[0] < length}
         # Deaths that convict must not exhaust it; blows from outside are what it is for.
         self.machine = make(
-            workers, prefetch, in_order=in_order, restarts=m.RestartPolicy(None, 60.0)
+            workers, prefetch, in_order=in_order, restarts=v.RestartPolicy(None, 60.0)
         )
-        self.inboxes: dict[int, deque[m.Item]] = {}
+        self.inboxes: dict[int, deque[v.Item]] = {}
         self.left_out: set[tuple[int, int]] = set()
         self.heard = dict.fromkeys(range(workers), 0)
         self.blows: set[int] = set()  # seats hit from outside since their last progress
@@ -63,14 +64,14 @@ class Court(RuleBasedStateMachine):
         self.obey(self.machine.begin())
         self.draw()
 
-    def obey(self, actions: list[m.Action]) -> None:
+    def obey(self, actions: list[v.Action]) -> None:
         for action in actions:
-            if isinstance(action, m.Start):
+            if isinstance(action, v.Start):
                 self.inboxes[action.worker] = deque()
                 assert action.answered == self.heard[action.worker], "a trial counts as an answer"
-            elif isinstance(action, m.Dispatch):
+            elif isinstance(action, v.Dispatch):
                 self.inboxes[action.worker].append(action.item)
-            elif isinstance(action, m.Convict):
+            elif isinstance(action, v.Convict):
                 culprit = (action.task.index, action.sample)
                 assert culprit in self.guilty, "an innocent sample is convicted"
                 assert culprit not in self.left_out, "it is convicted twice"
@@ -85,22 +86,22 @@ class Court(RuleBasedStateMachine):
 
     def die(self, worker: int, sample: tuple[int, int] | None, outside: bool) -> None:
         self.inboxes[worker].clear()
-        death = m.Death(self.now, sample, perhaps_from_outside=outside)
+        death = v.Death(self.now, sample, perhaps_from_outside=outside)
         generation = self.machine.generation(worker)
-        self.obey(self.machine.handle(m.WorkerDied(worker, generation, death)))
+        self.obey(self.machine.handle(v.WorkerDied(worker, generation, death)))
 
     def work(self, worker: int) -> None:
         """Do one item, or die of it."""
         if not self.machine.alive(worker):
             return
         generation = self.machine.generation(worker)
-        self.machine.handle(m.WorkerReady(worker, generation))
+        self.machine.handle(v.WorkerReady(worker, generation))
         if not self.inboxes[worker]:
             return
         item = self.inboxes[worker][0]
-        task = item.task if isinstance(item, m.Trial) else item
-        assert isinstance(task, m.Task)
-        samples = [item.sample] if isinstance(item, m.Trial) else range(SIZE)
+        task = item.task if isinstance(item, v.Trial) else item
+        assert isinstance(task, v.Task)
+        samples = [item.sample] if isinstance(item, v.Trial) else range(SIZE)
         for sample in samples:
             one = (task.index, sample)
             if one in self.guilty and one not in self.left_out:
@@ -108,11 +109,11 @@ class Court(RuleBasedStateMachine):
                 return
         self.inboxes[worker].popleft()
         self.blows.discard(worker)
-        if isinstance(item, m.Trial):
-            self.machine.handle(m.Survived(worker, generation))
+        if isinstance(item, v.Trial):
+            self.machine.handle(v.Survived(worker, generation))
         else:
             self.heard[worker] += 1
-            self.machine.handle(m.BatchReady(worker, generation, task.number, task.index))
+            self.machine.handle(v.BatchReady(worker, generation, task.number, task.index))
 
     @rule(worker=st.integers(0, 2), items=st.integers(1, 4))
     def a_worker_works(self, worker: int, items: int) -> None:
@@ -127,13 +128,13 @@ class Court(RuleBasedStateMachine):
             return
         if not self.machine.alive(worker):
             return
-        self.machine.handle(m.WorkerReady(worker, self.machine.generation(worker)))
+        self.machine.handle(v.WorkerReady(worker, self.machine.generation(worker)))
         self.blows.add(worker)
         head = self.inboxes[worker][0] if self.inboxes[worker] else None
         hit = None
-        if known and isinstance(head, m.Task):
+        if known and isinstance(head, v.Task):
             hit = (head.number, sample)
-        elif known and isinstance(head, m.Trial):
+        elif known and isinstance(head, v.Trial):
             hit = (head.task.number, head.sample)
         self.die(worker, hit, True)
 
@@ -141,11 +142,11 @@ class Court(RuleBasedStateMachine):
     @rule()
     def the_consumer_takes(self) -> None:
         taken = self.machine.take()
-        if isinstance(taken, m.Delivery):
-            assert not isinstance(taken.result, m.Poisoned), "a batch is given up"
+        if isinstance(taken, v.Delivery):
+            assert not isinstance(taken.result, v.Poisoned), "a batch is given up"
             self.delivered.append(taken.result)
             self.draw()
-        elif taken is m.END:
+        elif taken is v.END:
             self.ended = True
             assert sorted(self.delivered) == list(range(self.length))
             assert self.left_out == self.guilty
@@ -175,27 +176,27 @@ def start(machine: m.Machine, batches: int = 1) -> None:
     machine.begin()
     for index in range(batches):
         machine.draw(index)
-    machine.handle(m.WorkerReady(0, 0))
+    machine.handle(v.WorkerReady(0, 0))
 
 
-def die(machine: m.Machine, sample: tuple[int, int | None] | None, **how: Any) -> list[m.Action]:
+def die(machine: m.Machine, sample: tuple[int, int | None] | None, **how: Any) -> list[v.Action]:
     generation = machine.generation(0)
-    machine.handle(m.WorkerReady(0, generation))
-    return machine.handle(m.WorkerDied(0, generation, m.Death(1.0, sample, **how)))
+    machine.handle(v.WorkerReady(0, generation))
+    return machine.handle(v.WorkerDied(0, generation, v.Death(1.0, sample, **how)))
 
 
-def items(actions: list[m.Action]) -> list[m.Item]:
-    return [action.item for action in actions if isinstance(action, m.Dispatch)]
+def items(actions: list[v.Action]) -> list[v.Item]:
+    return [action.item for action in actions if isinstance(action, v.Dispatch)]
 
 
 def test_after_a_crash_the_sample_is_tried_alone_before_the_batch() -> None:
     machine = make()
     start(machine, 2)
     trial, first, second = items(die(machine, (0, 3)))
-    assert isinstance(trial, m.Trial)
+    assert isinstance(trial, v.Trial)
     assert (trial.task.number, trial.sample) == (0, 3)
-    assert isinstance(first, m.Task)
-    assert isinstance(second, m.Task)
+    assert isinstance(first, v.Task)
+    assert isinstance(second, v.Task)
 
 
 def test_one_that_crashes_alone_too_is_left_out_and_the_batch_redone() -> None:
@@ -203,39 +204,39 @@ def test_one_that_crashes_alone_too_is_left_out_and_the_batch_redone() -> None:
     start(machine)
     die(machine, (0, 3))
     convict, *rest = die(machine, (0, 3))
-    assert isinstance(convict, m.Convict)
+    assert isinstance(convict, v.Convict)
     assert (convict.task.number, convict.sample, len(convict.deaths)) == (0, 3, 2)
-    assert [type(one) for one in items(rest)] == [m.Task]
+    assert [type(one) for one in items(rest)] == [v.Task]
 
 
 def test_a_kill_from_outside_must_happen_twice_in_the_batch_and_twice_alone() -> None:
     machine = make()
     start(machine)
     outside = {"perhaps_from_outside": True}
-    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [m.Task]
-    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [m.Trial, m.Task]
-    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [m.Trial, m.Task]
-    assert isinstance(die(machine, (0, 3), **outside)[0], m.Convict)
+    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [v.Task]
+    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [v.Trial, v.Task]
+    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [v.Trial, v.Task]
+    assert isinstance(die(machine, (0, 3), **outside)[0], v.Convict)
 
 
 def test_an_acquitted_one_may_be_tried_again_but_not_for_ever() -> None:
     machine = make()
     start(machine)
     for _ in range(m.ACQUITTALS):
-        assert isinstance(items(die(machine, (0, 1)))[0], m.Trial)
-        machine.handle(m.WorkerReady(0, machine.generation(0)))
-        machine.handle(m.Survived(0, machine.generation(0)))
+        assert isinstance(items(die(machine, (0, 1)))[0], v.Trial)
+        machine.handle(v.WorkerReady(0, machine.generation(0)))
+        machine.handle(v.Survived(0, machine.generation(0)))
     die(machine, (0, 1))
     die(machine, (0, 1))
     delivery = machine.take()
-    assert isinstance(delivery, m.Delivery)
-    assert isinstance(delivery.result, m.Poisoned)
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)
     assert delivery.result.acquittals == m.ACQUITTALS
 
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_deaths_that_convict_do_not_use_up_the_restarts(outside: bool) -> None:
-    machine = make(restarts=m.RestartPolicy(1, 1000.0))
+    machine = make(restarts=v.RestartPolicy(1, 1000.0))
     start(machine)
     for sample in range(50):
         for _ in range(4 if outside else 2):
@@ -244,11 +245,11 @@ def test_deaths_that_convict_do_not_use_up_the_restarts(outside: bool) -> None:
 
 
 def test_deaths_of_the_acquitted_do() -> None:
-    machine = make(restarts=m.RestartPolicy(1, 1000.0))
+    machine = make(restarts=v.RestartPolicy(1, 1000.0))
     start(machine)
     die(machine, (0, 1))
-    machine.handle(m.WorkerReady(0, machine.generation(0)))
-    machine.handle(m.Survived(0, machine.generation(0)))
+    machine.handle(v.WorkerReady(0, machine.generation(0)))
+    machine.handle(v.Survived(0, machine.generation(0)))
     die(machine, None)
     assert machine.failure is not None
     assert machine.failure.reason == "restart-limit"
@@ -257,18 +258,18 @@ def test_deaths_of_the_acquitted_do() -> None:
 def test_a_batch_loaded_as_a_whole_is_taken_apart_before_anybody_is_blamed() -> None:
     machine = make()
     start(machine)
-    assert [type(one) for one in items(die(machine, (0, None)))] == [m.Task]
+    assert [type(one) for one in items(die(machine, (0, None)))] == [v.Task]
     separate, *rest = die(machine, (0, None))
-    assert isinstance(separate, m.Separate)
-    assert [type(one) for one in items(rest)] == [m.Task]
-    assert isinstance(items(die(machine, (0, 2)))[0], m.Trial)
+    assert isinstance(separate, v.Separate)
+    assert [type(one) for one in items(rest)] == [v.Task]
+    assert isinstance(items(die(machine, (0, 2)))[0], v.Trial)
 
 
 def test_nobody_is_tried_in_a_stream() -> None:
     machine = make(iterable=True)
     start(machine)
-    assert [type(one) for one in items(die(machine, (0, 0)))] == [m.Task]
+    assert [type(one) for one in items(die(machine, (0, 0)))] == [v.Task]
     die(machine, (0, 0))
     delivery = machine.take()
-    assert isinstance(delivery, m.Delivery)
-    assert isinstance(delivery.result, m.Poisoned)
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)

@@ -479,7 +479,7 @@ def test_workers_without_anything_to_do_give_back_what_they_do_not_use(
 ) -> None:
     # Two thirds are in use: no pressure, and it is looked at a few times a second.
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(15 << 30, 5 << 30))
-    monkeypatch.setattr("holdfast.engine.relief.IDLE", 0.2)
+    monkeypatch.setattr("holdfast.engine.relief.TIDY_AFTER", 0.2)
     loader = holdfast.DataLoader(
         Megabytes(4), num_workers=2, prefetch_factor=4, persistent_workers=True
     )
@@ -498,7 +498,7 @@ def test_under_pressure_what_lies_free_is_given_back_without_waiting_for_the_con
 ) -> None:
     readings = {"free": 5 << 30}
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, **readings))
-    monkeypatch.setattr("holdfast.engine.relief.IDLE", 1e9)
+    monkeypatch.setattr("holdfast.engine.relief.TIDY_AFTER", 1e9)
     batches = iter(loader := holdfast.DataLoader(Megabytes(8), num_workers=2))
     kept = [next(batches) for _ in range(20)]
     found = [int(batch[0, 0]) for batch in kept]
@@ -554,7 +554,7 @@ def test_a_wish_that_is_heard_after_the_last_order_does_not_wait_for_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Or an order to give back memory would wake it.
-    monkeypatch.setattr("holdfast.engine.relief.IDLE", 1e9)
+    monkeypatch.setattr("holdfast.engine.relief.TIDY_AFTER", 1e9)
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, 15 << 30))
     loader = holdfast.DataLoader(SaysWhenItBegins(tmp_path), num_workers=1, prefetch_factor=1)
     batches = iter(loader)

@@ -17,13 +17,14 @@ from typing import Any
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_status
 from holdfast.autopsy.logbook import Logbook
-from holdfast.engine import machine as m
 from holdfast.engine import registry
+from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
+from holdfast.engine.machine import Machine
 from holdfast.engine.nurse import Born, Died, NotBorn, Report, Signalled
 from holdfast.engine.obituaries import Ending, Obituaries, starts
 from holdfast.engine.protocol import (
@@ -66,7 +67,7 @@ class Crew:
 
     def __init__(
         self,
-        machine: m.Machine,
+        machine: Machine,
         holdings: Holdings,
         epoch: Epoch,
         *,
@@ -90,7 +91,7 @@ class Crew:
         self._stats = stats
         self._logbook = logbook
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
-        self._todo: deque[m.Action] = deque()  # the first is being carried out
+        self._todo: deque[v.Action] = deque()  # the first is being carried out
 
     # -- what the watch has to know -------------------------------------------------------
 
@@ -160,16 +161,16 @@ class Crew:
         place, machine = self._places[worker], self.machine
         generation = machine.generation(worker)
         place.pulse.busy_since = time.monotonic()
-        place.pulse.heard = True
+        place.pulse.spoke = True
         kind = message[:1]
-        event: m.Event
+        event: v.Event
         if kind == BATCH:  # first, because nearly all are
             number, content = self._open(place, message)
             parcel = codec.receive(memoryview(message)[content:], place.window)
             answer = self._with_reports(place, parcel) if place.reports else parcel
-            event = m.BatchReady(worker, generation, number, answer, parcel.nbytes)
+            event = v.BatchReady(worker, generation, number, answer, parcel.nbytes)
         elif kind == READY:
-            event = m.WorkerReady(worker, generation)
+            event = v.WorkerReady(worker, generation)
             self._note_late_start(worker)
         elif kind == REFUSED:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
@@ -187,16 +188,16 @@ class Crew:
             self._warden.found(worker, pickle.loads(message[1:]))
             return
         elif kind == RETIRED:
-            event = m.WorkerRetired(worker, generation, place.pulse.busy_since)
+            event = v.WorkerRetired(worker, generation, place.pulse.busy_since)
         elif kind == SURVIVED:
-            event = m.Survived(worker, generation)
+            event = v.Survived(worker, generation)
         else:
             event = self._answer(worker, generation, kind, message)
         actions = machine.handle(event)
         if actions:
             self.carry_out(actions)
 
-    def _answer(self, worker: int, generation: int, kind: bytes, message: bytes) -> m.Event:
+    def _answer(self, worker: int, generation: int, kind: bytes, message: bytes) -> v.Event:
         """The event that an answer is which brings no batch."""
         place = self._places[worker]
         number, content = self._open(place, message)
@@ -204,18 +205,18 @@ class Crew:
             answer: Any = Failed(pickle.loads(message[content:]))
             if place.reports:
                 answer = self._with_reports(place, answer)
-            return m.BatchReady(worker, generation, number, answer)
+            return v.BatchReady(worker, generation, number, answer)
         if kind == NOTHING_LEFT:
-            return m.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
+            return v.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
         if kind == ENDED:
             self.epoch.unclaimed.extend(place.reports)
             place.reports = ()
-            return m.ReplicaEnded(worker, generation, number)
+            return v.ReplicaEnded(worker, generation, number)
         assert kind == RESUMED, kind
         place.epoch_state = message[content:]
         # That was the dataset's state before the epoch; there is none in it yet.
         place.resting_state, place.dataset_state = place.dataset_state, None
-        return m.Resumed(worker, generation)
+        return v.Resumed(worker, generation)
 
     def _open(self, place: Place, message: bytes) -> tuple[int, int]:
         """The number of the task that is answered, and where the content begins."""
@@ -308,7 +309,7 @@ class Crew:
         self._stats.recycled += 1
         generation = self.machine.generation(worker)
         actions = self.machine.handle(
-            m.WorkerDied(worker, generation, m.Death(at=time.monotonic()))
+            v.WorkerDied(worker, generation, v.Death(at=time.monotonic()))
         )
         self._places[worker].pid = None if actions else self._places[worker].pid
         self.carry_out(actions)
@@ -316,7 +317,7 @@ class Crew:
     def _bury(self, worker: int, ending: Ending) -> None:
         place, machine = self._places[worker], self.machine
         obituary = self._obituaries.open(worker, place.pid, ending)
-        event = m.WorkerDied(worker, machine.generation(worker), obituary.death)
+        event = v.WorkerDied(worker, machine.generation(worker), obituary.death)
         actions = machine.handle(event)
         if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
             self.carry_out(actions)
@@ -369,7 +370,7 @@ class Crew:
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
-            self.carry_out(machine.handle(m.Ticked(now)))
+            self.carry_out(machine.handle(v.Ticked(now)))
         if silence.timeout is None or not silence.due(now, self._longest_interval()):
             return
         note_of = self._holdings.boxes.note
@@ -377,7 +378,7 @@ class Crew:
             if not machine.busy(worker):
                 continue
             if silence.too_long(worker, note_of, machine.patience(worker, silence.timeout), now):
-                event = m.WorkerStalled(worker, machine.generation(worker), now)
+                event = v.WorkerStalled(worker, machine.generation(worker), now)
                 self.carry_out(machine.handle(event))
 
     def _mind_the_memory(self, now: float) -> None:
@@ -388,7 +389,7 @@ class Crew:
 
     # -- actions --------------------------------------------------------------------------
 
-    def carry_out(self, actions: list[m.Action]) -> None:
+    def carry_out(self, actions: list[v.Action]) -> None:
         """Do this, in the order in which it was decided.
 
         What is done may itself be an event (an `Abandon` is a death) that leads to more actions:
@@ -408,36 +409,36 @@ class Crew:
             todo.clear()
             raise
 
-    def _carry_out(self, action: m.Action) -> None:
-        if isinstance(action, m.Dispatch):
+    def _carry_out(self, action: v.Action) -> None:
+        if isinstance(action, v.Dispatch):
             self._dispatch(action)
-        elif isinstance(action, m.Convict):
+        elif isinstance(action, v.Convict):
             self._convict(action)
-        elif isinstance(action, m.Separate):
+        elif isinstance(action, v.Separate):
             action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
         elif action.generation != self.machine.generation(action.worker):
             return  # an action before this one has replaced it already
         elif not self.machine.alive(action.worker):
             return  # or has found it dead, and nobody is to replace it
-        elif isinstance(action, m.Start):
+        elif isinstance(action, v.Start):
             self._start(action)
-        elif isinstance(action, m.Abandon):
+        elif isinstance(action, v.Abandon):
             self._abandon(action.worker)
         else:
-            if isinstance(action, m.Dump):
+            if isinstance(action, v.Dump):
                 self._coroner.before_kill(action.worker)
-            number = signal.SIGABRT if isinstance(action, m.Dump) else signal.SIGKILL
+            number = signal.SIGABRT if isinstance(action, v.Dump) else signal.SIGKILL
             self._places[action.worker].kill_confirmed = False
             self._holdings.nursery.signal(action.worker, action.generation, number)
 
-    def _dispatch(self, action: m.Dispatch) -> None:
+    def _dispatch(self, action: v.Dispatch) -> None:
         place, item = self._places[action.worker], action.item
         channel = place.channel
         if channel is None:
             return  # it died a moment ago; its replacement will be asked
         released = place.window.take_released()
         place.tidied = False
-        if isinstance(item, m.Task):
+        if isinstance(item, v.Task):
             account = self.epoch.account
             if account is not None:
                 item.brief = account.refreshed(item.keys, item.brief)
@@ -446,7 +447,7 @@ class Crew:
             else:
                 content = (item.index, item.brief)
                 message = order("briefed", item.number, content, released)
-        elif isinstance(item, m.Trial):
+        elif isinstance(item, v.Trial):
             task = item.task
             suspect = (task.index, task.brief, item.sample)
             message = order("trial", task.number, suspect, released)
@@ -463,7 +464,7 @@ class Crew:
                 released = place.window.take_released()
                 self._holdings.post(place.channel, order("released", 0, None, released))
 
-    def _convict(self, action: m.Convict) -> None:
+    def _convict(self, action: v.Convict) -> None:
         """A sample ends its workers, alone too: the batch goes on without it."""
         account = self.epoch.account
         assert account is not None
@@ -481,7 +482,7 @@ class Crew:
         )
         task.brief = account.convict(task.keys, task.brief, action.sample, task.number, bad)
 
-    def _start(self, action: m.Start) -> None:
+    def _start(self, action: v.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
         place.reports = ()  # of an answer that never came
         place.kill_confirmed = False
@@ -496,7 +497,7 @@ class Crew:
                 raise  # in iter(loader), where torch would raise it too
             self._unborn.append(NotBorn(worker, action.generation, error.errno or 0))
 
-    def _setup(self, action: m.Start, trace: int) -> Setup:
+    def _setup(self, action: v.Start, trace: int) -> Setup:
         """Where the worker takes up, and with what."""
         worker, place = action.worker, self._places[action.worker]
         random_state = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Refused
 from holdfast.samples.ledger import Account
 from holdfast.samples.record import BadSample
@@ -12,7 +12,7 @@ from holdfast.samples.record import BadSample
 __all__ = ["Epoch", "Taken"]
 
 
-Taken = m.Delivery | m.GaveUp | Refused | m.End
+Taken = v.Delivery | v.GaveUp | Refused | v.End
 
 
 @dataclass(slots=True)

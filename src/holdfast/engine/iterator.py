@@ -32,13 +32,14 @@ from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts
-from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.handle import WorkerHandle
+from holdfast.engine.machine import Machine
 from holdfast.engine.payload import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
 from holdfast.engine.pool import Pool, TimedOut
@@ -222,7 +223,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             policy=options.policy,
         )
         payload = _payload(blueprint, loader.multiprocessing_context)
-        machine = m.Machine(
+        machine = Machine(
             workers=self._num_workers,
             prefetch=loader.prefetch_factor,
             in_order=loader.in_order,
@@ -340,7 +341,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                         taken = pool.next(draw, self._timeout)
                     if self._account is not None:
                         self._keep_books(self._account, taken)
-                    if not isinstance(taken, m.Delivery):
+                    if not isinstance(taken, v.Delivery):
                         pool.epoch.taken = None
                         break
                     answer = _answer(taken)
@@ -359,7 +360,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             if data is not _NOTHING:
                 self._in_hand = _NOTHING
                 return data
-            if isinstance(taken, m.Delivery):
+            if isinstance(taken, v.Delivery):
                 error = self._error(taken)  # without the lock: it asks the user's own code
                 pool.done_with(taken)
                 raise error
@@ -375,7 +376,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 self._account.close()
             pool.epoch.taken = None
             raise
-        if isinstance(taken, m.GaveUp):
+        if isinstance(taken, v.GaveUp):
             error = gave_up(taken, pool.machine.restarts, pool.obituaries)
             self._shutdown_workers()
             raise error
@@ -401,15 +402,15 @@ class ProcessIterator(_BaseDataLoaderIter):
                 if shielded:
                     interrupts.bring_back()
         account.judge()
-        if taken is m.END:
+        if taken is v.END:
             account.end()
 
     def _count(self, account: Account, taken: Any) -> None:
-        if isinstance(taken, m.Delivery):
+        if isinstance(taken, v.Delivery):
             result = taken.result
             bad = result.bad if isinstance(result, Reported) else ()
             account.note(len(taken.task.keys), bad, taken.task.keys)
-        elif taken is m.END:
+        elif taken is v.END:
             epoch = self._pool.epoch
             unclaimed, epoch.unclaimed = epoch.unclaimed, []
             account.note(len(unclaimed), unclaimed)
@@ -426,7 +427,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 self._pool.epoch.taken = None
             raise
 
-    def _error(self, delivery: m.Delivery) -> BaseException:
+    def _error(self, delivery: v.Delivery) -> BaseException:
         """What to raise for a batch that is none."""
         task, result = delivery.task, _answer(delivery)
         if isinstance(result, Failed):
@@ -477,7 +478,7 @@ def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account |
     )
 
 
-def _answer(delivery: m.Delivery) -> Any:
+def _answer(delivery: v.Delivery) -> Any:
     """What a worker answered, without what it reported beside it."""
     result = delivery.result
     return result.result if isinstance(result, Reported) else result

@@ -82,46 +82,13 @@ from holdfast.engine.vocabulary import (
     Task,
     Ticked,
     Trial,
-    WorkerDied,
     WorkerReady,
     WorkerRetired,
     WorkerStalled,
 )
 from holdfast.memory.budget import Share
 
-__all__ = [
-    "ABANDON_AFTER",
-    "END",
-    "KILL_AFTER",
-    "Abandon",
-    "Action",
-    "BatchReady",
-    "Convict",
-    "Death",
-    "Delivery",
-    "Dispatch",
-    "Dump",
-    "End",
-    "Event",
-    "GaveUp",
-    "Item",
-    "Kill",
-    "Machine",
-    "Poisoned",
-    "ReplicaEnded",
-    "RestartPolicy",
-    "Resumed",
-    "Separate",
-    "Start",
-    "Survived",
-    "Task",
-    "Ticked",
-    "Trial",
-    "WorkerDied",
-    "WorkerReady",
-    "WorkerRetired",
-    "WorkerStalled",
-]
+__all__ = ["ABANDON_AFTER", "FAILED_STARTS", "KILLED_STARTS", "KILL_AFTER", "Machine"]
 
 KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack before SIGKILL
 ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker

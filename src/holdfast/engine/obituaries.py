@@ -25,7 +25,8 @@ from holdfast.autopsy.blackbox import BlackBoxes, Size
 from holdfast.autopsy.coroner import Body, Coroner
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
-from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
+from holdfast.engine.machine import Machine
 from holdfast.engine.nursery import SHORTAGES
 from holdfast.engine.transforms import in_transform
 from holdfast.samples.record import name_of
@@ -63,14 +64,14 @@ class Obituary:
     """What was read of a worker before it was replaced."""
 
     incident: Incident  # without its cause, and without what was done
-    death: m.Death
-    head: m.Task | None  # what it had to answer next
+    death: v.Death
+    head: v.Task | None  # what it had to answer next
     ready: bool
     errno: int | None
     stderr: str | None  # the end of what it wrote there
     size: Size | None  # as it noted it itself
 
-    def done(self, machine: m.Machine, actions: Sequence[m.Action]) -> str:
+    def done(self, machine: Machine, actions: Sequence[v.Action]) -> str:
         """What the machine does about it, in words."""
         worker = self.incident.worker_id
         replaced = starts(actions, worker)
@@ -80,7 +81,7 @@ class Obituary:
             return "replaced; the sample is given up" if replaced else "the sample is given up"
         if self.death.shortage:
             return "tried again, after longer and longer pauses"
-        if any(isinstance(one, m.Convict) for one in actions):
+        if any(isinstance(one, v.Convict) for one in actions):
             return "replaced; the sample is left out, because it did so alone too"
         if replaced and machine.on_trial(worker):
             return "replaced; the sample is tried alone"
@@ -91,12 +92,12 @@ class Obituary:
     @property
     def gives_up_sample(self) -> bool:
         """Whether the machine has given up the batch it died of."""
-        return self.head is not None and isinstance(self.head.result, m.Poisoned)
+        return self.head is not None and isinstance(self.head.result, v.Poisoned)
 
 
-def starts(actions: Sequence[m.Action], worker: int) -> bool:
+def starts(actions: Sequence[v.Action], worker: int) -> bool:
     """Whether a replacement for this worker is among the actions."""
-    return any(isinstance(one, m.Start) and one.worker == worker for one in actions)
+    return any(isinstance(one, v.Start) and one.worker == worker for one in actions)
 
 
 @contextlib.contextmanager
@@ -113,13 +114,13 @@ class Obituaries:
 
     def __init__(
         self,
-        machine: m.Machine,
+        machine: Machine,
         boxes: BlackBoxes,
         coroner: Coroner,
         dataset: Any,
         on_incident: Callable[[Incident], None],
     ) -> None:
-        self._published: deque[tuple[m.Death, Incident]] = deque(maxlen=REMEMBERED)
+        self._published: deque[tuple[v.Death, Incident]] = deque(maxlen=REMEMBERED)
         self._machine = machine
         self._boxes = boxes
         self._coroner = coroner
@@ -138,7 +139,7 @@ class Obituaries:
         self.settle()
         return [incident for _, incident in list(self._published)]  # which others append to
 
-    def of(self, deaths: Sequence[m.Death]) -> list[Incident]:
+    def of(self, deaths: Sequence[v.Death]) -> list[Incident]:
         """Those of these very deaths, as far as they are remembered."""
         self.settle()
         wanted = {id(death) for death in deaths}
@@ -156,7 +157,7 @@ class Obituaries:
             sample = sample_of(head.keys, head.brief, note.position)
             if ending.cause != "killed" or ending.signal is not None:
                 blamed = (head.number, note.position)  # else it went with the nursery
-        death = m.Death(
+        death = v.Death(
             at=time.monotonic(),
             sample=blamed,
             perhaps_from_outside=ending.outside,

@@ -8,7 +8,7 @@ once, and nothing is ever raised in the user's code outside ``next()``.
 The rules of the lock, for this module and all below it:
 
 - Machine, crew, holdings and epoch are touched under `Pool.lock` only. It is held while waiting for
-  the workers too, but every wait has a deadline, and the bell of the watch ends it early.
+  the workers too, but every wait has a deadline, and the waker of the watch ends it early.
 - Without the lock: `Watch.dismiss` (finalizers and signal handlers call it), `Watch.stage` and
   figures for whoever only reads them, and the memory of batches that the consumer keeps.
 - The lock is taken again by the thread that has it (two threads may share an iterator, and a signal
@@ -43,12 +43,13 @@ from holdfast.autopsy.coroner import Coroner
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts, registry
-from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.crew import Crew
 from holdfast.engine.epoch import Epoch, Taken
 from holdfast.engine.holdings import Holdings
+from holdfast.engine.machine import Machine
 from holdfast.engine.obituaries import Obituaries
 from holdfast.engine.payload import Payload
 from holdfast.engine.protocol import Blueprint
@@ -81,7 +82,7 @@ class Pool:
         blueprint: Blueprint,
         *,
         payload: Payload | None,
-        machine: m.Machine,
+        machine: Machine,
         shared_seed: int | None,
         stall_timeout: float | None,
         on_incident: Callable[[Incident], None],
@@ -159,7 +160,7 @@ class Pool:
             if self.watch.stage is not OPEN:
                 if self.epoch.ended:
                     self._leave()
-                    return m.END  # and stays so, however often it is asked
+                    return v.END  # and stays so, however often it is asked
                 self._check()
             if machine.held_back:
                 self.crew.carry_out(machine.unpacked())
@@ -170,14 +171,14 @@ class Pool:
             taken: Any = machine.take()
             if taken is None and self.crew.hear_awaited():
                 taken = machine.take()
-            if taken is None or isinstance(taken, m.GaveUp):
+            if taken is None or isinstance(taken, v.GaveUp):
                 taken = self._wait(draw, timeout)
             self.epoch.taken = taken
-            if isinstance(taken, m.Delivery):
+            if isinstance(taken, v.Delivery):
                 self._count(taken.result)
                 self._draw(draw)
             else:
-                self.epoch.ended = taken is m.END
+                self.epoch.ended = taken is v.END
                 if self.epoch.ended and self.epoch.sampler_error is not None:
                     self._say_that_it_is_incomplete()
             self._leave()
@@ -234,7 +235,7 @@ class Pool:
         deadline = began + timeout if timeout > 0 else None
         while True:
             taken = self.machine.take()
-            if taken is not None and not isinstance(taken, m.GaveUp):
+            if taken is not None and not isinstance(taken, v.GaveUp):
                 break
             if self.crew.refused is not None:
                 return self.crew.refused

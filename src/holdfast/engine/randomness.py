@@ -21,7 +21,7 @@ import random
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.random  # here, and not first in every worker: NumPy loads it lazily
@@ -82,6 +82,14 @@ class _Slot:
         self.numpy = view[_NUMPY_AT:SIZE]
 
 
+class Keeper(Protocol):
+    """Where states are kept, by number: see `autopsy.blackbox.Recorder`."""
+
+    def free_slot(self) -> Bytes: ...
+    def commit(self, number: int) -> None: ...
+    def still(self, number: int) -> None: ...
+
+
 class Randomness:
     """Saves the random state of this process quickly, again and again."""
 
@@ -92,6 +100,14 @@ class Randomness:
         self._numpy_last = b""
         self._gauss = (False, 0.0)
         self._last: tuple[torch.Tensor, bytes, bytes, float | None] | None = None
+
+    def keep(self, keeper: Keeper, number: int) -> None:
+        """Have the present state kept as state `number`; the one before it is `number` - 1."""
+        if self.unchanged():
+            keeper.still(number)
+        else:
+            self.save(keeper.free_slot())
+            keeper.commit(number)
 
     def save(self, slot: Bytes) -> None:
         """Write the present state into `slot`, which has at least `SIZE` bytes and is written to

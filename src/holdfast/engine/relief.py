@@ -18,7 +18,9 @@ from holdfast.engine.warden import Warden
 
 __all__ = ["Relief"]
 
-IDLE = 5.0  # seconds without anything to do after which a worker gives back what it does not use
+TIDY_AFTER = (
+    5.0  # seconds without anything to do after which a worker gives back what it does not use
+)
 
 
 class Relief:
@@ -46,11 +48,11 @@ class Relief:
             self._shrink(range(self._machine.workers))
         elif now >= self._next_tidying:
             # Whoever has had nothing to do for a while needs no memory for batches, until it has.
-            self._next_tidying = now + IDLE / 2
+            self._next_tidying = now + TIDY_AFTER / 2
             self._shrink(
                 worker
                 for worker, place in enumerate(self._places)
-                if now - place.pulse.busy_since >= IDLE and not self._machine.busy(worker)
+                if now - place.pulse.busy_since >= TIDY_AFTER and not self._machine.busy(worker)
             )
 
     def wish(self, worker: int, kind: Literal["retire", "shrink"]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.engine.machine import RestartPolicy
+from holdfast.engine.vocabulary import RestartPolicy
 from holdfast.samples.policy import Limit, Policy
 
 __all__ = ["Settings"]

@@ -24,7 +24,7 @@ class Pulse:
     """The signs of life of one worker. Whoever hears or asks it sets the first two."""
 
     busy_since: float = 0.0  # it was asked or heard then
-    heard: bool = False  # since the last look
+    spoke: bool = False  # since the last look
     note: Note | None = None  # of its black box at the last look, and since when it is so
     note_since: float = 0.0
 
@@ -59,8 +59,8 @@ class Silence:
     ) -> bool:
         """Whether a worker that owes us something has been silent for more than `patience`."""
         pulse = self._pulses[worker]
-        if pulse.heard:
-            pulse.heard = False  # it has spoken since the last look
+        if pulse.spoke:
+            pulse.spoke = False
             return False
         note = note_of(worker)
         if note != pulse.note:

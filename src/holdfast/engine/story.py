@@ -12,6 +12,7 @@ from holdfast.autopsy.clues import find
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Refused
 from holdfast.engine.obituaries import Obituaries
 from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
@@ -23,7 +24,7 @@ _SHOWN = 10
 
 
 def gave_up(
-    failure: m.GaveUp, policy: m.RestartPolicy, obituaries: Obituaries
+    failure: v.GaveUp, policy: v.RestartPolicy, obituaries: Obituaries
 ) -> WorkerLost | WorkerStartError:
     """The error for a machine that does not replace workers any more."""
     mine = [one for one in obituaries.all() if one.worker_id == failure.worker]
@@ -43,7 +44,7 @@ def gave_up(
     )
 
 
-def _never_ready(failure: m.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
+def _never_ready(failure: v.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
     """The error for a worker that ended in every start."""
     pid = mine[-1].pid if mine else "unknown"
     if failure.deaths[-1].perhaps_from_outside:
@@ -66,7 +67,7 @@ def _never_ready(failure: m.GaveUp, mine: Sequence[Incident]) -> WorkerStartErro
     )
 
 
-def _no_room(failure: m.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
+def _no_room(failure: v.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
     """The error for a worker that the system had no room for, again and again."""
     pid = next((one.pid for one in reversed(mine) if one.pid is not None), "none")
     errors = Counter(death.evidence.errno for death in failure.deaths)
@@ -87,7 +88,7 @@ def _no_room(failure: m.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
 
 
 def poisoned(
-    verdict: m.Poisoned, obituaries: Sequence[Incident], *, past_it: bool = False
+    verdict: v.Poisoned, obituaries: Sequence[Incident], *, past_it: bool = False
 ) -> PoisonSample:
     """The error for a sample that ended several workers in a row.
 
@@ -121,7 +122,7 @@ def poisoned(
     return error
 
 
-def _why_not_past_it(verdict: m.Poisoned, past_it: bool) -> str:
+def _why_not_past_it(verdict: v.Poisoned, past_it: bool) -> str:
     if not past_it:
         return ""
     if verdict.acquittals:

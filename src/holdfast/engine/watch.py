@@ -85,8 +85,8 @@ class Watch:
         self.stage = OPEN
         self._pool: Watched | None = pool  # until it is closed: it is the pool that holds us
         # A file object, because that knows when it is closed; a number may be another's by then.
-        self._bell = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
-        self.wake = self._bell.fileno()
+        self._waker = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+        self.wake = self._waker.fileno()
         self._done = threading.Event()
         self._clerk: threading.Thread | None = None
         self._thread = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
@@ -96,7 +96,7 @@ class Watch:
 
     def cancel(self) -> None:
         """There will be no pool to look after."""
-        self._bell.close()
+        self._waker.close()
         self._pool = None
 
     # -- from any thread ------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Watch:
         if self.stage is OPEN:
             self.stage = CLOSING
         try:
-            self._bell.write(_ONE)  # also wakes whoever waits with the lock in hand
+            self._waker.write(_ONE)  # also wakes whoever waits with the lock in hand
         except (ValueError, OSError):
             pass  # it is closed already
 
@@ -183,7 +183,7 @@ class Watch:
         """Of everything, even if one of them makes trouble."""
         with contextlib.ExitStack() as ends:
             ends.enter_context(registry.descriptors())
-            ends.callback(self._bell.close)
+            ends.callback(self._waker.close)
             ends.callback(pool.let_go)
 
     def _settle(self, pool: Watched, patience: float) -> bool:

@@ -149,7 +149,7 @@ class _Worker:
         self.answered = setup.answered
         self.orders: deque[tuple[str, int, Any]] = deque()  # received and not carried out
         self.wishes: set[str] = set()  # orders that come before all others, once a batch is done
-        self.heard = 0  # how often the bell had been rung
+        self.rung = 0  # how often the bell had been
         arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
@@ -211,8 +211,8 @@ class _Worker:
                     return
                 if keeper.measured:
                     self._tell_sizes()
-            if self.recorder.bell[0] != self.heard:
-                self.heard = self.recorder.bell[0]
+            if self.recorder.bell[0] != self.rung:
+                self.rung = self.recorder.bell[0]
                 self._look_for_released()
             self.recorder.note(-1, -1, IDLE)
 
@@ -302,7 +302,7 @@ class _Worker:
         if setup.random_state is not None:
             restore(setup.random_state)
             if not self.recorder.take_up(setup.answered):
-                self._save_random_state(setup.answered)
+                self.randomness.keep(self.recorder, setup.answered)
 
     def _make_fetcher(self, state: dict[str, Any] | None = None) -> None:
         blueprint = self.blueprint
@@ -483,7 +483,7 @@ class _Worker:
     def _answer(self, kind: bytes, number: int, content: bytes, state: bytes | None = None) -> None:
         """Save the random state, then send: see the black box for why in this order."""
         self.answered += 1
-        self._save_random_state(self.answered)
+        self.randomness.keep(self.recorder, self.answered)
         if state is None:
             state = self._dataset_state() if self.blueprint.iterable else b""
         if self.careful and self.fetcher is not None:
@@ -506,13 +506,6 @@ class _Worker:
         if fetcher.reports:
             self.channel.send(REPORT + pickle.dumps(fetcher.reports, 5))
             fetcher.reports = []
-
-    def _save_random_state(self, number: int) -> None:
-        if self.randomness.unchanged():
-            self.recorder.still(number)
-        else:
-            self.randomness.save(self.recorder.free_slot())
-            self.recorder.commit(number)
 
     def _dataset_state(self) -> bytes:
         """The state of an iterable dataset that offers one, to take up from after a death."""

@@ -1,0 +1,41 @@
+"""The list of files in docs/architecture.md is that of the package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import holdfast
+
+PACKAGE = Path(holdfast.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+UNSAID = {"__init__.py"}
+
+
+def listed() -> set[str]:
+    """Every file and folder the list names, with the folder it is in."""
+    found: set[str] = set()
+    folder = ""
+    block = PAGE.read_text().split("```")[1]
+    for line in block.splitlines()[2:]:
+        indented = len(line) - len(line.lstrip())
+        names = re.findall(r"\b[a-z_]+\.py\b|\b[a-z_]+/", line)
+        if indented == 2 and line.rstrip().endswith("/"):
+            folder = names[0]
+            continue
+        elif indented == 2:
+            folder = ""
+        if names and names[0].endswith("/"):  # and what is in it that deserves a word
+            found.add(folder + names[0])
+            names = [names[0] + name for name in names[1:]]
+        found.update(folder + name for name in names)
+    return found
+
+
+def test_every_module_is_in_the_list_and_nothing_else() -> None:
+    named = listed()
+    folders = {name for name in named if name.endswith("/")}
+    modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
+    apart = {one for one in modules if not any(one.startswith(folder) for folder in folders)}
+    assert {one for one in apart if Path(one).name not in UNSAID} - named == set()
+    assert {one for one in named - folders if not (PACKAGE / one).exists()} == set()
