@@ -23,7 +23,7 @@ def listed() -> set[str]:
         if indented == 2 and line.rstrip().endswith("/"):
             folder = names[0]
             continue
-        elif indented == 2:
+        if indented == 2:
             folder = ""
         if names and names[0].endswith("/"):  # and what is in it that deserves a word
             found.add(folder + names[0])
