@@ -89,7 +89,11 @@ class _Runtime:
             return
         self.advised = True
         memory = process.meminfo()
-        words = advice(dataset, workers, memory.available if memory is not None else 0)
+        try:
+            words = advice(dataset, workers, memory.available if memory is not None else 0)
+        except Exception as error:  # of a container that is not what it says: no reason to stop
+            log.debug("how large the dataset's containers are cannot be told: %r", error)
+            return
         if words is not None:
             log.warning("%s", words)
 

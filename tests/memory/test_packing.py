@@ -268,6 +268,30 @@ def test_on_a_large_machine_a_large_copy_is_worth_a_word_too() -> None:
     assert containers.advice(dataset, 10_000, 1 << 40) is not None
 
 
+class Uncountable(list):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        raise RuntimeError("not now")
+
+
+class Pretender:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("nobody has asked for that")
+
+
+def test_a_container_that_cannot_be_measured_does_not_keep_the_loader_from_starting() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(4))
+    dataset.strange = Uncountable([1])
+    batches = list(holdfast.DataLoader(dataset, num_workers=1, batch_size=4))
+    assert len(batches) == 1
+
+
+def test_an_object_is_not_asked_what_it_takes_itself_for() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(4))
+    dataset.lazy = Pretender()
+    assert containers.advice(dataset, 10_000, 1 << 40) is None
+
+
 class Slotted:
     __slots__ = ("samples", "unset")
 

@@ -18,10 +18,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +36,7 @@ from holdfast.autopsy.evidence import (
 )
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import Machine
+from holdfast.autopsy.neighbours import neighbours
 from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, kernel_log, process
 from holdfast.autopsy.verdict import Run, Verdict, judge
 
@@ -51,7 +49,6 @@ _GLANCE = 0.05  # seconds over which CPU time is compared
 _FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
 _NO_SIGNALS: Mapping[int, float] = MappingProxyType({})
-_FRAMES, _NEIGHBOURS = 20, 20  # of threads beside the one that forks
 _PATIENCE = 120.0  # seconds a batch system may take from SIGTERM to SIGKILL
 
 
@@ -122,7 +119,7 @@ class Coroner:
     def before_fork(self) -> None:
         """Workers are about to be copied from this process: note what will not be in the copy."""
         self._threads = process.threads("self", self.roots)
-        self._neighbours = _other_threads()
+        self._neighbours = neighbours()
 
     def begin(self) -> None:
         """Note how things stand before anything has happened."""
@@ -402,24 +399,3 @@ class Coroner:
         if self._machine is None:
             self._machine = Machine.look(self.roots)
         return self._machine
-
-
-def _other_threads() -> tuple[Neighbour, ...]:
-    """The threads of Python's that run beside this one, but for our own, and where they are."""
-    frames = sys._current_frames()
-    here = threading.get_ident()
-    # Our own frame would hold itself, and with it everybody who waits for us: the iterator that is
-    # being made would be there until a garbage collection, and with it its workers.
-    frames.pop(here, None)
-    found = []
-    for thread in threading.enumerate():
-        if thread.ident in (None, here) or thread.name.startswith("holdfast-"):
-            continue
-        frame = frames.get(thread.ident or 0)
-        stack = [] if frame is None else list(traceback.walk_stack(frame))[:_FRAMES]
-        lines = tuple(
-            f'File "{one.f_code.co_filename}", line {line} in {one.f_code.co_name}'
-            for one, line in stack
-        )
-        found.append(Neighbour(thread.name, lines))
-    return tuple(found[:_NEIGHBOURS])

@@ -59,15 +59,16 @@ def _without_stacks() -> Iterator[None]:
     those lines it would read the source of every module on the stack, in every worker: some
     milliseconds and 1.5 MB, and nobody would learn more than that it was us. (A thread of this
     process that failed meanwhile would show no stack; but a worker has none yet.)"""
-    before: int | None = getattr(sys, "tracebacklimit", None)
+    limited = hasattr(sys, "tracebacklimit")
+    before = sys.tracebacklimit if limited else None
     sys.tracebacklimit = 0
     try:
         yield
     finally:
-        if before is None:
-            del sys.tracebacklimit
-        else:
+        if limited:
             sys.tracebacklimit = before
+        else:
+            del sys.tracebacklimit
 
 
 class _Slot:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["has_attributes", "is_a", "own"]
+__all__ = ["has_attributes", "is_a", "own", "own_one"]
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -29,8 +29,24 @@ def own(value: Any) -> dict[str, Any]:
     return {**_inside(value), **found}
 
 
+def own_one(value: Any, name: str) -> Any:
+    """One of them, without a copy of all. KeyError if it is not set."""
+    for slot, member in _slots(type(value)):
+        if slot == name:
+            try:
+                return member.__get__(value)
+            except AttributeError:
+                break  # not set
+    return dict.__getitem__(_dict_of(value), name)
+
+
 def _inside(value: Any) -> dict[str, Any]:
-    """A copy of its ``__dict__``; empty if there is none, or only one that a property makes up."""
+    """A copy of its ``__dict__``."""
+    return dict(list(dict.items(_dict_of(value))))
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    """Its ``__dict__``; empty if there is none, or only one that a property makes up."""
     members = (vars(base).get("__dict__") for base in type(value).__mro__)
     member: Any = next((one for one in members if one is not None), None)
     if type(member) not in (GetSetDescriptorType, MemberDescriptorType):
@@ -39,7 +55,7 @@ def _inside(value: Any) -> dict[str, Any]:
         inside = member.__get__(value)
     except AttributeError:
         return {}
-    return dict(list(dict.items(inside))) if is_a(inside, dict) else {}
+    return inside if is_a(inside, dict) else {}
 
 
 def has_attributes(kind: type) -> bool:

@@ -17,7 +17,7 @@ import torch.utils.data
 
 from holdfast.authors import well_known
 from holdfast.autopsy.machine import in_words
-from holdfast.memory.attributes import has_attributes, own
+from holdfast.memory.attributes import has_attributes, is_a, own, own_one
 from holdfast.memory.sizes import SAMPLE, measure
 
 __all__ = ["LARGE", "Candidate", "Place", "advice", "large_containers"]
@@ -115,10 +115,10 @@ def _walk(
 
 def _look_into(place: Place, depth: int, seen: set[int]) -> Iterator[Place]:
     value = place.read()
-    if isinstance(value, _CONTAINERS):
+    if is_a(value, _CONTAINERS):
         inner = list(_entries(value, place))
         if not inner:
-            if not isinstance(value, np.ndarray) or (value.dtype == object and value.ndim == 1):
+            if not is_a(value, np.ndarray) or (value.dtype == object and value.ndim == 1):
                 yield place
             return
         for entry in inner:
@@ -132,8 +132,8 @@ def _entries(value: Any, place: Place) -> Iterator[Place]:
     """Entries of a small container, if they are what is large."""
     if type(value) not in (list, dict, tuple) or not 0 < len(value) <= _FEW:
         return
-    keys = list(value) if isinstance(value, dict) else range(len(value))
-    if any(isinstance(value[key], _CONTAINERS) or _is_walkable(value[key]) for key in keys):
+    keys = list(value) if is_a(value, dict) else range(len(value))
+    if any(is_a(value[key], _CONTAINERS) or _is_walkable(value[key]) for key in keys):
         for key in keys:
             yield _entry(value, key, f"{place.path}[{key!r}]", place.chain)
 
@@ -142,15 +142,17 @@ def _is_walkable(value: Any) -> bool:
     """An object with attributes of the user's: a dataset, an index, a bundle of settings."""
     if any(base.__module__.startswith("holdfast.") for base in type(value).__mro__):
         return False  # a packed container of the user's own kind
-    if isinstance(value, torch.utils.data.Dataset):
+    if is_a(value, torch.utils.data.Dataset):
         return True
-    if isinstance(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
+    if is_a(value, (type, ModuleType, torch.Tensor, torch.nn.Module)) or callable(value):
         return False
     return has_attributes(type(value)) and not well_known(type(value).__module__)
 
 
 def _attribute(owner: Any, name: str, path: str, chain: tuple[tuple[type, str], ...]) -> Place:
-    return Place(path, lambda: own(owner)[name], lambda value: setattr(owner, name, value), chain)
+    return Place(
+        path, lambda: own_one(owner, name), lambda value: setattr(owner, name, value), chain
+    )
 
 
 def _entry(owner: Any, key: Any, path: str, chain: tuple[tuple[type, str], ...]) -> Place:
