@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from tests.faults.causes import CAUSES
-from tests.faults.witness import begins
+from tests.faults.witness import be_ready, begins
 
 LARGE = 5 << 20
 WEIGHT = 2700  # bytes each sample has at least: three are a batch that travels in its message
@@ -220,6 +220,9 @@ class Init:
         torch.rand(1)
         random.random()
         np.random.rand()
+        info = get_worker_info()
+        assert info is not None
+        be_ready(info.dataset.recipe.witness)
         self.trigger.pull("init", worker)
 
 

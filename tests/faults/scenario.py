@@ -373,8 +373,9 @@ def _no_start(case: Case, history: History) -> None:
     killed = case.cause == "SIGKILL"
     expected = holdfast.RestartLimitExceeded if killed else holdfast.WorkerStartError
     assert [error.kind for error in history.errors] == [expected]
-    assert history.incidents[-1].action == "gave up"
-    assert _is_told(history.incidents[-1], history.errors[0].text)
+    last = [incident for incident in history.incidents if incident.action == "gave up"]
+    # Another worker may come to the same end while this is being told.
+    assert any(_is_told(incident, history.errors[0].text) for incident in last)
     _check_delivered_before(case, history)
 
 

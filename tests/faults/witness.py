@@ -25,13 +25,17 @@ EVERY = 0.0002  # seconds between two looks
 _files: dict[str, int] = {}
 
 
+def be_ready(file: str | None) -> None:
+    """In a worker: keep the file open, since some rows leave no descriptor free."""
+    if file is not None and file not in _files:
+        _files[file] = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+
+
 def begins(file: str | None, number: int) -> None:
     """In a worker: this sample is being made from now on."""
-    if file is None:
-        return
-    if file not in _files:  # kept open: some rows leave no descriptor free
-        _files[file] = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-    os.pwrite(_files[file], b"\1", number)
+    be_ready(file)
+    if file is not None:
+        os.pwrite(_files[file], b"\1", number)
 
 
 @dataclass
