@@ -369,9 +369,10 @@ def _limit(case: Case, history: History) -> None:
 
 
 def _no_start(case: Case, history: History) -> None:
-    # Who is killed while it starts may be able to: that is limited by the number of restarts.
-    killed = case.cause == "SIGKILL"
-    expected = holdfast.RestartLimitExceeded if killed else holdfast.WorkerStartError
+    # Who is killed while it starts may be able to start, and is tried more often: if all of them
+    # are, they come to the limit of restarts before one of them is given up.
+    all_killed = case.cause == "SIGKILL" and case.phase == "load"
+    expected = holdfast.RestartLimitExceeded if all_killed else holdfast.WorkerStartError
     assert [error.kind for error in history.errors] == [expected]
     last = [incident for incident in history.incidents if incident.action == "gave up"]
     # Another worker may come to the same end while this is being told.
