@@ -306,7 +306,7 @@ def test_the_loader_made_again_each_epoch_leaves_nothing(loader_class: Any) -> N
     for _ in range(5):
         assert len(list(loader_class(Numbers(4), num_workers=2, persistent_workers=True))) == 4
     assert eventually(lambda: children() == before)
-    assert open_files() <= files + 2
+    assert eventually(lambda: open_files() <= files + 2)  # closed after them, by a thread
 
 
 # --- accelerate -----------------------------------------------------------------------------------

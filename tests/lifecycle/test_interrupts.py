@@ -379,10 +379,14 @@ class Tick(Exception):
     """What the handler of an alarm raises."""
 
 
+# Who is called when something is collected, and pytest when something goes wrong there.
+COLLECTED = ("weakref", "_weakrefset", "_pytest.unraisableexception")
+
+
 def ring(number: int, frame: FrameType | None) -> None:
     """Raise, but only inside next(): once it returns, what it returned is out of our hands. Nor where
     the garbage collector calls something: what is raised there Python drops."""
-    while frame is not None and frame.f_globals["__name__"] not in ("weakref", "_weakrefset"):
+    while frame is not None and frame.f_globals["__name__"] not in COLLECTED:
         if frame.f_globals["__name__"] in ("holdfast.engine.pool", "holdfast.memory.codec"):
             raise Tick
         frame = frame.f_back
