@@ -193,6 +193,7 @@ def prepare(workload: Workload, loader: Loader) -> None:
     importlib.import_module(loader.module)
     assert workload.batch_bytes  # makes the dataset
     # And batches, to see how large they are: whether the allocator keeps their memory is chance.
+    # Not with holdfast's own `trim`: its modules would be in torch's figures.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -390,14 +390,19 @@ def test_memory_that_comes_and_goes_with_each_batch_is_no_reason_to_replace_anyb
         assert mind.look(tenth / 10, {0: 70}) is None
 
 
+def minding_one(tmp_path: Path, nbytes: int) -> tuple[Path, Warden]:
+    """A group that is half full, and who minds one worker of this size in it, pid 70."""
+    roots = system(tmp_path)
+    place = roots.cgroup / "job" / "step"
+    of_size(roots, 70, nbytes)
+    confine(place, GIB, GIB // 2)
+    return place, Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+
+
 def test_a_worker_whose_replacement_has_helped_may_be_replaced_again_at_once(
     tmp_path: Path,
 ) -> None:
-    roots = system(tmp_path)
-    place = roots.cgroup / "job" / "step"
-    of_size(roots, 70, 90 * MIB)
-    confine(place, GIB, GIB // 2)
-    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    place, mind = minding_one(tmp_path, 90 * MIB)
     went = []
     for tenth in range(60):  # it grows by 90 MiB in half a second, which are gone with it
         grown = (tenth % 5 + 1) * 20 * MIB
@@ -415,11 +420,7 @@ def test_a_trainer_whose_memory_comes_and_goes_has_workers_replaced_ever_less_of
 ) -> None:
     """At each step of half a second memory is full, and then it is not; that is not the doing of
     workers that were replaced."""
-    roots = system(tmp_path)
-    place = roots.cgroup / "job" / "step"
-    of_size(roots, 70, 90 * MIB)
-    confine(place, GIB, GIB // 2)
-    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    place, mind = minding_one(tmp_path, 90 * MIB)
     went: list[int] = []
     for tenth in range(400):
         confine(place, GIB, GIB - (51 if tenth % 5 < 3 else 51 + swing) * MIB)
@@ -437,11 +438,7 @@ def test_workers_that_are_too_small_to_be_worth_it_are_not_measured_at_every_loo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurry: bool, takes: float, most: int
 ) -> None:
     """It takes milliseconds for each, and everybody waits."""
-    roots = system(tmp_path)
-    place = roots.cgroup / "job" / "step"
-    of_size(roots, 70, 4 * MIB)
-    confine(place, GIB, GIB // 2)
-    mind = Warden(Share(Budget(None, auto=True)), "auto", 1, roots)
+    place, mind = minding_one(tmp_path, 4 * MIB)
     measured = 0
 
     def private(pid: int | str, roots: Roots) -> int | None:
