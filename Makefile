@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all bench lint format docs causes clean
+.PHONY: help demo test test-all test-frameworks bench lint format docs causes clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -20,6 +20,7 @@ help:
 	@echo 'make demo      a training run that goes on while its workers are killed'
 	@echo 'make test      the quick test suite (PYTEST_ARGS="-k name" for a part of it)'
 	@echo 'make test-all  every test, with all fault combinations'
+	@echo 'make test-frameworks  with the real packages people train with'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff rewrite what it can'
@@ -30,10 +31,13 @@ demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks' $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
-	HOLDFAST_THOROUGH=1 $(RUN) -m pytest $(PYTEST_ARGS)
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks' $(PYTEST_ARGS)
+
+test-frameworks: $(VENV)/.has-frameworks
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'frameworks and not slow' $(PYTEST_ARGS)
 
 bench: $(VENV)/.has-bench
 	$(RUN) -m benchmarks $(BENCH_ARGS)

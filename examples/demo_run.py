@@ -36,7 +36,7 @@ class Strike:
             return "nothing"
         if self.incident["end"] == "stalled":
             return "killed, then replaced"
-        return str(self.incident["action"])
+        return str(self.incident["action"]).partition(";")[0]
 
     @property
     def activity(self) -> str:

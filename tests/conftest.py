@@ -29,6 +29,7 @@ import pytest
 
 from tests.autopsy.matrices import MATRICES
 from tests.support import warm
+from tests.support.dispositions import take_back
 from tests.support.groups import NoGroup, memory_group
 
 # How long an example takes says something about the machine, not about the product.
@@ -43,6 +44,8 @@ T = TypeVar("T")
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.setpgid(0, 0)  # orphans are told by their group: not the neighbour's
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        take_back()  # not in the process that only hands out the tests
     # pytest does this too, unless started with `-p no:faulthandler`.
     if not faulthandler.is_enabled():
         faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=True)
@@ -146,39 +149,49 @@ def _wait_until_gone(look: Callable[[], list[T]]) -> list[T]:
 def _our_processes() -> set[tuple[int, int]]:
     """Number and birth of our descendants, and of orphans in our process group.
 
-    One look at each process of the machine, since this runs twice for every test. Who is dead and
-    for somebody else to reap does not count; our own zombies are ours to reap and do.
+    The kernel's lists of children are followed, and not all processes of the machine looked at, since this runs twice
+    for every test. Who is dead and for somebody else to reap does not count; our own zombies are ours to reap and do.
     """
     me, group, reaper = os.getpid(), os.getpgrp(), _who_adopts_orphans()
-    adopted = reaper != os.getppid()  # or its own children could not be told from those
-    children: dict[int, list[tuple[int, int]]] = {}
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    helpers = _standing_helpers()
+    found = set()
+    seen = {me}
+    look = [(me, child) for child in _children(me)]
+    if reaper != os.getppid():  # or its own children could not be told from those
+        look += [(reaper, child) for child in _children(reaper)]
+    for parent, pid in look:  # grows as it goes
         try:
-            stat = _read(f"/proc/{entry}/stat")
+            stat = _read(f"/proc/{pid}/stat")
         except OSError:
             continue
         fields = stat[stat.rindex(b")") + 2 :].split(None, 20)
-        one, parent = (int(entry), int(fields[19])), int(fields[1])
+        if pid in seen or (parent == reaper and int(fields[2]) != group):
+            continue
+        seen.add(pid)
         if fields[0] in b"ZX" and parent != me:
             continue
-        children.setdefault(parent, []).append(one)
-        if adopted and parent == reaper and int(fields[2]) == group:
-            found.append(one)
-    found += children.get(me, ())
-    for pid, _ in found:  # grows as it goes
-        found += children.get(pid, ())
-    helpers = _standing_helpers()
-    return {one for one in found if one[0] not in helpers}
+        look += [(pid, child) for child in _children(pid)]
+        if pid not in helpers:
+            found.add((pid, int(fields[19])))
+    return found
 
 
-def _read(path: str) -> bytes:
+def _children(pid: int) -> list[int]:
+    """All that its threads have forked."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, _read(f"/proc/{pid}/task/{task}/children", 1 << 16).split())
+    except OSError:
+        pass  # it has just gone
+    return found
+
+
+def _read(path: str, most: int = 1024) -> bytes:
     """A small file of /proc, in a third of the time that `Path.read_text` takes."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        return os.read(fd, 1024)
+        return os.read(fd, most)
     finally:
         os.close(fd)
 

@@ -57,7 +57,7 @@ def test_it_finds_what_a_fresh_interpreter_finds(place: Path, command: tuple[str
     assert found.stdout == expected.stdout
 
 
-@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize("as_file", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_it_ends_as_a_fresh_interpreter_ends(place: Path, ending: str, as_file: bool) -> None:
     source = f"import os, sys\nprint('here')\n{ENDINGS[ending]}\n"

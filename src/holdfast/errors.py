@@ -4,6 +4,7 @@
     ├── WorkerError (RuntimeError)        a worker could not do its work
     │   ├── WorkerLost                    it died, and replacing it is over
     │   │   ├── RestartLimitExceeded      more deaths than `max_restarts` allows
+    │   │   ├── StreamLost                its stream cannot be continued by another process
     │   │   └── PoisonSample              one sample ended several workers in a row
     │   ├── WorkerStartError              it could not even start
     │   ├── ReplicaLost                   an iterable dataset raised and cannot go on
@@ -30,6 +31,7 @@ __all__ = [
     "PoisonSample",
     "ReplicaLost",
     "RestartLimitExceeded",
+    "StreamLost",
     "TooManyBadSamples",
     "UnusualExit",
     "WorkerError",
@@ -54,8 +56,14 @@ class RestartLimitExceeded(WorkerLost):
     """More workers died within the period than ``max_restarts`` allows."""
 
 
+class StreamLost(WorkerLost):
+    """A worker of an iterable dataset died, and its stream cannot be continued with the number of
+    batches it had; or ``iterable_recovery`` says that it is not to be."""
+
+
 class PoisonSample(WorkerLost):
-    """One sample ended the worker that loaded it, several times in a row."""
+    """One sample ended the worker that loaded it, and another that loaded it alone; an element of a
+    stream, which cannot be loaded alone, several in a row."""
 
     sample: Any = None
     """Its index, as the sampler gave it; None if that is not known."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 
+from holdfast import kernel
+
 __all__ = ["append"]
 
 
 def append(path: str | os.PathLike[str], lines: bytes, *, sync: bool = False) -> None:
     """Add whole lines, each with its end. Raises OSError if they are not all written; with `sync`,
     if they are not on the disk."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    file = kernel.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":

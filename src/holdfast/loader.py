@@ -8,7 +8,8 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,21 +19,26 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from holdfast import options
 from holdfast.autopsy.incident import Incident
-from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.logbook import TAKEN_UP, Logbook
 from holdfast.autopsy.readers import process
+from holdfast.engine.continuation import Recovery
 from holdfast.engine.settings import Settings
 from holdfast.engine.stats import Stats
 from holdfast.memory.budget import Budget, for_all
 from holdfast.memory.growth import Said
 from holdfast.options import DEFAULT_STALL_TIMEOUT, MaxRestarts, Memory
+from holdfast.origin import Origin, name_of
+from holdfast.origin import rank as find_rank
 from holdfast.samples.ledger import Ledger
 from holdfast.samples.policy import OnBadSample
 from holdfast.samples.record import BadSample
 
 if sys.platform == "linux":
+    from holdfast import kernel
     from holdfast.engine.iterator import ProcessIterator, SingleProcessIterator
     from holdfast.engine.pool import Pool
     from holdfast.engine.registry import close_all
+    from holdfast.engine.watch import Watch
     from holdfast.memory.containers import advice
     from holdfast.memory.window import Kept
 
@@ -57,8 +63,12 @@ _NOTED = (
     "quarantine",
     "memory_budget",
     "worker_memory_limit",
+    "name",
+    "iterable_recovery",
 )
 """What a logbook says of a loader."""
+
+REMEMBERED = 1000  # incidents
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -73,17 +83,21 @@ class _Runtime:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.iterator: Any = None  # kept between epochs by persistent workers
+        # From the first pool on, and held here: a finaliser of the user's may close a loader while
+        # the interpreter takes its modules apart.
+        self._close_all: Callable[[list[Watch]], None] | None = None
         self._pools: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
         self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
-        self.incidents: list[Incident] = []
+        self.incidents: deque[Incident] = deque(maxlen=REMEMBERED)
         self.stats = Stats()
         self.ledger = Ledger()
         self.logbook: Logbook | None = None
         self.advised = False
         self.said = Said()  # of growth, over all epochs
+        self.explained: set[Hashable] = set()  # kinds of death
         self.budget = Budget(None)  # of this loader's own, if it was given a number
 
-    def advise(self, dataset: Any, workers: int) -> None:
+    def advise(self, dataset: Any, workers: int, origin: Origin) -> None:
         """Say once, in the log, if workers are going to copy a large dataset."""
         if self.advised:
             return
@@ -95,9 +109,10 @@ class _Runtime:
             log.debug("how large the dataset's containers are cannot be told: %r", error)
             return
         if words is not None:
-            log.warning("%s", words)
+            log.warning("%s%s", origin.prefix, words)
 
     def add(self, pool: Pool) -> None:
+        self._close_all = close_all
         self._pools[id(pool)] = pool
         self._kept[id(pool.holdings.kept)] = pool.holdings.kept
 
@@ -105,6 +120,13 @@ class _Runtime:
         """Those that are still there; any thread may ask while another begins an epoch."""
         found = [ref() for ref in self._pools.valuerefs()]
         return [pool for pool in found if pool is not None]
+
+    def close(self, getpid: Callable[[], int] = os.getpid) -> None:
+        """End all workers there are."""
+        if self._close_all is not None and self.owner == getpid():
+            # Also those whose iterator is gone already.
+            self._close_all([pool.watch for pool in self.pools()])
+        self.iterator = None
 
     def held_bytes(self) -> int:
         """Bytes of batches that the consumer keeps, also of pools that are gone."""
@@ -120,25 +142,70 @@ class _Runtime:
             self.budget = Budget(given)
         return self.budget
 
-    def open_logbook(self, folder: str | None, loader: DataLoader[Any]) -> Logbook | None:
-        """The logbook of this loader; begun when it is first used."""
+    def open_logbook(
+        self, folder: str | None, loader: DataLoader[Any], rank: int, name: str
+    ) -> Logbook | None:
+        """The logbook of this loader; begun when it is first used. Which rank it is may be known
+        only later, when `torch.distributed` is set up."""
+        book = self.logbook
         if folder is None:
             self.logbook = None
-        elif self.logbook is None or self.logbook.given != folder:
+        elif book is None or (book.given, book.rank, book.loader) != (folder, rank, name):
             try:
-                self.logbook = Logbook(folder)
+                self.logbook = Logbook(folder, rank=rank, loader=name)
             except OSError as error:
                 words = f"logbook={folder!r} cannot be made: {error.strerror}"
                 raise OSError(error.errno, words) from error
-            settings = {name: getattr(loader, name) for name in _NOTED}
+            settings = {option: getattr(loader, option) for option in _NOTED}
             self.logbook.begin({"dataset": type(loader.dataset).__qualname__, **settings})
         return self.logbook
 
 
-def _note(incidents: list[Incident], logbook: Logbook | None, incident: Incident) -> None:
+def _note(
+    incidents: deque[Incident], stats: Stats, logbook: Logbook | None, incident: Incident
+) -> None:
     incidents.append(incident)
+    stats.incidents += 1
     if logbook is not None:
         logbook.incident(incident.to_json())
+
+
+@functools.cache  # once in a process
+def _warn_of_torchs_workers(lacking: kernel.Feature) -> None:
+    warnings.warn(
+        f"holdfast's workers cannot run here (Linux {os.uname().release}); they need "
+        f"{lacking.name}: {lacking.lost}. Workers are torch's own: they are not replaced "
+        "when they die or hang, and on_bad_sample, stall_timeout, memory_budget and "
+        "worker_memory_limit have no effect. `holdfast doctor` lists what this system has",
+        stacklevel=5,
+    )
+
+
+@functools.cache
+def _warn_without_proc() -> None:
+    if not os.path.exists("/proc/self/statm"):
+        log.warning(
+            "worker_memory_limit has no effect: without /proc nobody knows how large a worker is"
+        )
+
+
+def _amend(
+    incidents: deque[Incident], logbook: Logbook | None, old: Incident, new: Incident, text: str
+) -> None:
+    """More is known of an incident."""
+    for number in range(len(incidents) - 1, -1, -1):
+        if incidents[number] is old:
+            incidents[number] = new
+            break
+    if logbook is not None:
+        logbook.event(
+            TAKEN_UP,
+            text,
+            worker=new.worker_id,
+            incident=new.time,
+            exact=new.exact,
+            action=new.action,
+        )
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -174,10 +241,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             before ``prefetch_factor``; one batch that is larger passes alone.
         worker_memory_limit: private bytes of one worker, beyond which it is replaced between two
             batches by a fresh process that continues from the same random state. A number,
-            ``"1GiB"``, ``"auto"`` (a part of what is free), or ``None``.
+            ``"1GiB"``, ``"auto"`` (a part of what is free), or ``None``. A worker of an iterable
+            dataset is replaced only after it was tried that its stream can be continued exactly.
+        iterable_recovery: how the stream of an iterable dataset goes on after the death of its
+            worker: ``"auto"`` (from the state its dataset gave, if that is shown to lead there,
+            else drawn again from the start of the epoch), ``"state"`` (from its state only),
+            ``"replay"`` (drawn again only), or ``"raise"`` (the run ends with an error). Whether it
+            went on as it was is `Incident.exact`.
         logbook: a folder that fills while the loader is used: what went wrong with workers and
             why, how memory developed, and which run it was. It stays readable whatever kills the
             run; ``holdfast incidents FOLDER`` tells its story.
+        name: what messages, incidents and the logbook call this loader, such as ``"train"``;
+            ``None`` to call it after its dataset's class.
     """
 
     def __init__(
@@ -208,6 +283,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         logbook: str | os.PathLike[str] | None = None,
         memory_budget: Memory = "auto",
         worker_memory_limit: Memory = "auto",
+        name: str | None = None,
+        iterable_recovery: Recovery = "auto",
     ) -> None:
         self._runtime = _Runtime()
         super().__init__(
@@ -237,6 +314,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.logbook = logbook
         self.memory_budget = memory_budget
         self.worker_memory_limit = worker_memory_limit
+        self.name = name
+        self.iterable_recovery = iterable_recovery
         self._options()
         options.check_places(quarantine=quarantine)
 
@@ -253,13 +332,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             quarantine=self.quarantine,
             memory_budget=self.memory_budget,
             worker_memory_limit=self.worker_memory_limit,
+            name=self.name,
+            iterable_recovery=self.iterable_recovery,
         )
 
     # -- what went on ---------------------------------------------------------------------
 
     @property
     def incidents(self) -> list[Incident]:
-        """What went wrong with workers of this loader so far, oldest first."""
+        """What went wrong with workers of this loader so far, oldest first: the last thousand.
+        ``stats()["incidents"]`` counts all of them."""
         runtime = self._runtime
         if runtime.owner == os.getpid():  # in a child nobody might be there to finish it
             for pool in runtime.pools():
@@ -272,7 +354,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return list(self._runtime.ledger.bad_samples)
 
     def stats(self) -> dict[str, int | float | None]:
-        """Batches, bytes, waits and restarts so far, over all epochs; memory as it is now.
+        """Batches, bytes, waits, restarts, incidents so far, over all epochs; memory as it is now.
 
         ``in_flight_bytes`` are ordered and not handed over yet, ``held_bytes`` those of batches you
         keep, also of epochs that are over, ``budget_bytes`` what may be in flight at present (None
@@ -314,16 +396,36 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._settle()
         runtime = self._runtime
         chosen = self._options()
-        logbook = runtime.ledger.logbook = runtime.open_logbook(chosen.logbook, self)
+        name, rank = chosen.name or name_of(self.dataset), find_rank()
+        origin = Origin(name, rank.told)
+        logbook = runtime.open_logbook(chosen.logbook, self, rank.number, name)
+        runtime.ledger.logbook, runtime.ledger.origin = logbook, origin
         if self.num_workers == 0:
             return SingleProcessIterator(self, chosen, runtime.stats, runtime.ledger)
+        lacking = kernel.missing()
+        if lacking is not None:
+            _warn_of_torchs_workers(lacking)
+            return super()._get_iterator()
         self.check_worker_number_rationality()
-        runtime.advise(self.dataset, self.num_workers)
+        if isinstance(chosen.worker_memory_limit, int):
+            _warn_without_proc()
+        runtime.advise(self.dataset, self.num_workers, origin)
         # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
-        note = functools.partial(_note, runtime.incidents, logbook)
+        note = functools.partial(_note, runtime.incidents, runtime.stats, logbook)
+        amend = functools.partial(_amend, runtime.incidents, logbook)
         budget = runtime.budget_for(chosen.memory_budget)
         iterator = ProcessIterator(
-            self, chosen, runtime.stats, note, runtime.ledger, logbook, budget, runtime.said
+            self,
+            chosen,
+            runtime.stats,
+            note,
+            amend,
+            runtime.ledger,
+            logbook,
+            budget,
+            runtime.said,
+            origin,
+            runtime.explained,
         )
         runtime.add(iterator._pool)
         return iterator
@@ -350,11 +452,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def close(self) -> None:
         """End all workers of this loader now. It can be iterated again; batches stay valid."""
-        runtime = self._runtime
-        if runtime.owner == os.getpid():
-            # Also those whose iterator is gone already.
-            close_all([pool.watch for pool in runtime.pools()])
-        runtime.iterator = None
+        self._runtime.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

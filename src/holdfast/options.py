@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from holdfast.engine.continuation import Recovery
 from holdfast.engine.settings import Settings
 from holdfast.engine.vocabulary import RestartPolicy
 from holdfast.memory.budget import in_bytes
@@ -38,16 +39,18 @@ def parse(
     logbook: Any = None,
     memory_budget: Any = "auto",
     worker_memory_limit: Any = "auto",
+    name: Any = None,
+    iterable_recovery: Any = "auto",
 ) -> Settings:
     """Check all options; a wrong one is named with its value and what would be right."""
     stall = _stall_timeout(stall_timeout)
     policy = _policy(on_bad_sample, stall)
     if policy is None:
-        for name, value in (("max_bad_samples", max_bad_samples), ("quarantine", quarantine)):
+        for option, value in (("max_bad_samples", max_bad_samples), ("quarantine", quarantine)):
             if value is not None:
                 raise ValueError(
-                    f'{name}={value!r} has no meaning with on_bad_sample="raise", where the first '
-                    'bad sample ends the run; use on_bad_sample="skip" or "replace"'
+                    f'{option}={value!r} has no meaning with on_bad_sample="raise", where the '
+                    'first bad sample ends the run; use on_bad_sample="skip" or "replace"'
                 )
     return Settings(
         restarts=_restarts(max_restarts, num_workers),
@@ -58,6 +61,8 @@ def parse(
         logbook=_logbook(logbook),
         memory_budget=budget_in_bytes(memory_budget),
         worker_memory_limit=_memory("worker_memory_limit", worker_memory_limit, "1GiB"),
+        name=_name(name),
+        iterable_recovery=_recovery(iterable_recovery),
     )
 
 
@@ -72,6 +77,19 @@ def _policy(value: Any, stall_timeout: float | None) -> Policy | None:
     elif not callable(value):
         raise TypeError(f"on_bad_sample={value!r} is of the wrong type; {right}")
     return None if value == "raise" else Policy(value, stall_timeout)
+
+
+def _recovery(value: Any) -> Recovery:
+    right = (
+        'it takes "auto" (from the state of the dataset if that is shown to lead there, else drawn '
+        'again), "state" (from its state only), "replay" (never from its state) or "raise" (the '
+        "death of a worker of an iterable dataset ends the run)"
+    )
+    if not isinstance(value, str):
+        raise TypeError(f"iterable_recovery={value!r} is of the wrong type; {right}")
+    if value not in get_args(Recovery):
+        raise ValueError(f"iterable_recovery={value!r} is none of the words; {right}")
+    return value  # type: ignore[return-value]
 
 
 def _limit(value: Any) -> Limit:
@@ -165,6 +183,17 @@ def _logbook(value: Any) -> str | None:
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"logbook={value!r} is a file; {right}")
     return path
+
+
+def _name(value: Any) -> str | None:
+    right = 'it takes a name for messages, such as "train", or None (after the dataset\'s class)'
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"name={value!r} is of the wrong type; {right}")
+    if not value.strip() or not value.isprintable():
+        raise ValueError(f"name={value!r} is no name on one line; {right}")
+    return value
 
 
 def budget_in_bytes(value: Any) -> int | Literal["auto"] | None:

@@ -22,6 +22,7 @@ def caught(error: str, text: str, code: str = "return load(self.paths[i])") -> s
 
 FAILURES: list[tuple[str, str]] = [
     # -- killed
+    ("nursery-failed", "worker 0 disappeared while it was starting; gave up\n    because: the process that starts the workers raised\n        Traceback (most recent call last):\n        ImportError: libtorch.so: cannot open shared object file"),
     ("killed-unexplained", _WORKER.format(812, "Killed") + "\nRuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly"),
     ("killed-unexplained", "RuntimeError: DataLoader worker (pid 4161) is killed by signal: Killed. Details are lost due to multiprocessing. Rerunning with num_workers=0 may give better error trace."),
     ("killed-unexplained", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\ntrain.py FAILED\n  exitcode  : -9 (pid: 3321)\n  traceback : Signal 9 (SIGKILL) received by PID 3321"),
@@ -47,6 +48,8 @@ FAILURES: list[tuple[str, str]] = [
     ("group-sigterm", _WORKER.format(812, "Terminated") + "\nRuntimeError: DataLoader worker (pid(s) 812, 813) exited unexpectedly"),
     ("group-sigterm", "slurmstepd: error: *** JOB 881 ON g002 CANCELLED AT 2025-08-22T01:14:01 DUE TO PREEMPTION ***"),
     ("group-sigterm", "torch.distributed.elastic.multiprocessing.api.SignalException: Process 71 got signal: 15"),
+    ("stream-not-repeatable", "worker 0 (pid 812): its stream goes on, and not as it was: samples may be missing or come twice: this stream is not deterministic: drawn again, 3 of 3 batches delivered in this epoch came out different, the first of them batch 0 of this worker"),
+    ("stream-not-repeatable", "holdfast.errors.StreamLost: DataLoader worker (pid(s) 812) exited unexpectedly, and the stream of worker 0 is not continued: this stream is not deterministic: 3 batches of this epoch had been delivered, and drawn again it ended after 2."),
     ("exited-unexpectedly", "RuntimeError: DataLoader worker (pid(s) 411948) exited unexpectedly"),
     ("exited-unexpectedly", "RuntimeError: DataLoader worker (pid(s) 5, 6, 7) exited unexpectedly"),
     ("ctrl-c-flood", "Process Process-3:\nTraceback (most recent call last):\n  File \"worker.py\", line 9\nKeyboardInterrupt\nProcess Process-1:\nTraceback (most recent call last):\nKeyboardInterrupt"),

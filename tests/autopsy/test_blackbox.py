@@ -67,8 +67,8 @@ def test_of_many_words_the_last_whole_lines_are_kept() -> None:
 
 
 def save(recorder: Recorder, number: int, content: int) -> None:
-    recorder.free_slot()[:] = content
-    recorder.commit(number)
+    recorder.free_slot()[: 10_000 + number] = content
+    recorder.commit(number, 10_000 + number)
 
 
 def content(boxes: BlackBoxes, number: int) -> int | None:
@@ -80,17 +80,17 @@ def content(boxes: BlackBoxes, number: int) -> int | None:
     return byte
 
 
-def test_of_two_random_states_the_one_that_fits_is_found_and_half_a_state_never() -> None:
+def test_of_three_random_states_the_one_that_fits_is_found_and_half_a_state_never() -> None:
     boxes = BlackBoxes(2)
     recorder = Recorder(boxes.fd, 2, 1)
     assert content(boxes, 0) is None
     for number in range(1, 6):
         save(recorder, number, number)
-    assert content(boxes, 3) is None  # its place was taken by 5
-    assert [content(boxes, number) for number in (4, 5)] == [4, 5]
+    assert content(boxes, 2) is None  # its place was taken by 5
+    assert [content(boxes, number) for number in (3, 4, 5)] == [3, 4, 5]
     recorder.free_slot()[:100] = 6  # killed half-way through
     assert content(boxes, 6) is None
-    assert content(boxes, 5) == 5
+    assert [content(boxes, number) for number in (4, 5)] == [4, 5]
     assert boxes.random_state(0, 0) is None
     boxes.close()
 
@@ -105,8 +105,31 @@ def test_a_random_state_that_stays_the_same_holds_for_all_the_numbers() -> None:
     save(recorder, 4, 40)
     assert [content(boxes, number) for number in range(1, 6)] == [10, 10, 10, 40, None]
     recorder.still(5)
+    save(recorder, 6, 60)
     recorder.free_slot()  # where 1 to 3 were
-    assert [content(boxes, number) for number in range(1, 6)] == [None, None, None, 40, 40]
+    assert [content(boxes, number) for number in range(1, 7)] == [None, None, None, 40, 40, 60]
+    boxes.close()
+
+
+@pytest.mark.parametrize("killed_at", ["before", "half-way", "after"])
+def test_the_state_before_the_last_answer_outlives_any_number_of_successors(
+    killed_at: str,
+) -> None:
+    boxes = BlackBoxes(2)
+    recorder = Recorder(boxes.fd, 2, 1)
+    for answered in range(1, 9):
+        save(recorder, answered, answered)
+        for _ in range(3):  # each is killed over the next answer, which is never sent
+            if killed_at != "before":
+                recorder.free_slot()[:100] = 99
+            if killed_at == "after":
+                recorder.commit(answered + 1, 100)
+            wanted = [content(boxes, number) for number in (answered - 1, answered)]
+            assert wanted == [answered - 1 or None, answered]
+            recorder = Recorder(boxes.fd, 2, 1)
+            assert recorder.take_up(answered)
+            assert recorder.kept(answered) == boxes.random_state(1, answered)
+            assert content(boxes, answered + 1) is None
     boxes.close()
 
 
@@ -214,12 +237,12 @@ def test_an_incident_reads_as_a_sentence() -> None:
         position=4,
         step="fetch",
         stack="",
-        action="replaced, nothing lost",
+        action="replaced; its batch is made again",
         time=0.0,
     )
     assert str(incident) == (
         "worker 3 (pid 812) crashed with a segmentation fault (SIGSEGV) while loading sample 18233 "
-        "(position 4 of batch 57); replaced, nothing lost"
+        "(position 4 of batch 57); replaced; its batch is made again"
     )
 
 

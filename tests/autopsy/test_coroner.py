@@ -302,7 +302,7 @@ def test_a_dead_thread_stands_in_the_incident_of_its_worker(tmp_path: Path) -> N
 def incident(**more: Any) -> Incident:
     given: dict[str, Any] = {
         "kind": "killed", "worker_id": 3, "pid": 812, "signal": "SIGKILL", "exitcode": -9, "batch": 4,
-        "sample": 18233, "position": 1, "step": "fetch", "stack": "", "action": "replaced, nothing lost",
+        "sample": 18233, "position": 1, "step": "fetch", "stack": "", "action": "replaced; its batch is made again",
         "time": 1.0, "cause": "oom-killed", "confidence": "high", "because": ("oom_kill went up by 1",),
     }  # fmt: skip
     return Incident(**{**given, **more})
@@ -311,7 +311,7 @@ def incident(**more: Any) -> Incident:
 def test_the_first_line_is_plain_words() -> None:
     assert str(incident()) == (
         "worker 3 (pid 812) was killed by the kernel for lack of memory (SIGKILL) while loading sample 18233 "
-        "(position 1 of batch 4); replaced, nothing lost"
+        "(position 1 of batch 4); replaced; its batch is made again"
     )
     guess = "was killed (SIGKILL; probably by the kernel for lack of memory)"
     assert guess in str(incident(confidence="medium"))

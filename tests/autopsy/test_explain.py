@@ -125,6 +125,49 @@ def test_a_counter_alone_does_not_make_it_memory() -> None:
     assert "not memory" in " ".join(explain(KILLED, scene(group=0, machine=0)).verdicts[0].because)
 
 
+# -- Accelerate had another loader at work -------------------------------------------------------
+
+TRACEBACKS = Path(__file__).parent / "tracebacks"
+
+
+@pytest.mark.parametrize(
+    ("file", "cause"),
+    [("accelerate-segv.txt", "native-segv"), ("accelerate-exit.txt", "exited-unexpectedly")],
+)
+def test_a_traceback_through_accelerate_is_of_torchs_workers(file: str, cause: str) -> None:
+    """Real ones, of a holdfast loader that was given to prepare()."""
+    found = explain((TRACEBACKS / file).read_text())
+    verdict = found.verdicts[0]
+    assert verdict.cause == cause
+    assert found.rebuilt
+    (said,) = [reason for reason in verdict.because if "Accelerate" in reason]
+    assert "torch's workers were at work, none was replaced, and the run ended" in said
+    assert "holdfast explain accelerate-rebuild" in said
+    assert "prepared.base_dataloader = holdfast.DataLoader" in verdict.remedies[-1].command
+    shown = run("--elsewhere", str(TRACEBACKS / file)).output
+    assert "was replaced" not in shown.replace("none was replaced", "")
+    assert "What holdfast does about it, where it is at work" in shown
+
+
+def test_holdfasts_workers_below_accelerate_are_not_taken_for_torchs() -> None:
+    text = (TRACEBACKS / "accelerate-segv.txt").read_text()
+    ours = text.replace("torch/utils/data/dataloader.py", "holdfast/engine/iterator.py")
+    found = explain(ours)
+    assert not found.rebuilt
+    assert not any("Accelerate" in reason for reason in found.verdicts[0].because)
+
+
+def test_accelerate_is_not_blamed_for_an_error_that_is_none_of_a_loader() -> None:
+    text = (TRACEBACKS / "accelerate-exit.txt").read_text()
+    found = explain(text + "\nTraceback (most recent call last):\n  File \"x.py\"\nKeyError: 'y'\n")
+    assert not found.rebuilt
+    assert "KeyError" in found.ending
+
+
+def test_no_upgrade_of_accelerate_is_recommended() -> None:
+    assert "upgrade" not in run("--elsewhere", "accelerate-rebuild").output.lower()
+
+
 # -- the command ---------------------------------------------------------------------------
 
 
@@ -470,7 +513,7 @@ def test_an_error_that_was_rebuilt_is_not_called_one_that_could_not_be(error: st
 
 def test_a_report_of_our_own_is_understood() -> None:
     report = (
-        "worker 1 (pid 812) crashed with a segmentation fault (SIGSEGV); replaced, nothing lost\n"
+        "worker 1 (pid 812) crashed with a segmentation fault (SIGSEGV); replaced; its batch is made again\n"
         "    because: it died of SIGSEGV\n    more: holdfast explain native-segv\n"
     )
     assert explain(report).verdicts[0].cause == "native-segv"

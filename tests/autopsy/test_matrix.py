@@ -230,7 +230,9 @@ class Locked(Slow):
             return index
 
 
-def test_a_lock_that_a_thread_of_the_trainer_held_at_the_fork_is_called_so() -> None:
+def test_a_lock_that_a_thread_of_the_trainer_held_at_the_fork_is_called_so_and_got_rid_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """In the workers nobody is there to release it."""
     held, enough = threading.Event(), threading.Event()
 
@@ -245,17 +247,24 @@ def test_a_lock_that_a_thread_of_the_trainer_held_at_the_fork_is_called_so() -> 
         assert held.wait(10)
         with holdfast.DataLoader(Locked(), num_workers=1, stall_timeout=0.3) as loader:
             iterator = iter(loader)
-            enough.set()  # it is free in the trainer from now on, and in the worker never
-            with pytest.raises(holdfast.PoisonSample, match="copied by the fork") as caught:
-                next(iterator)
-            first = loader.incidents[0]
+            enough.set()  # free in the trainer from now on, and never in copies made before
+            thread.join()
+            assert [int(batch) for batch in iterator] == list(range(len(Locked())))
+            incidents = loader.incidents
+            first = incidents[0]
     finally:
         enough.set()
         thread.join()
     assert (first.cause, first.confidence, first.sample) == ("fork-lock-deadlock", "medium", 0)
     reasons = "\n".join(first.because)
     assert "thread 'cache-refresher'" in reasons
-    assert "forkserver" in str(caught.value)
+    # The second is that of one from the same nursery; after it there is another.
+    assert [one.cause for one in incidents] == ["fork-lock-deadlock"] * 2
+    assert incidents[-1].action == "replaced by one forked anew; its batch is made again"
+    (said,) = [
+        one.message for one in caplog.records if "forked from the trainer anew" in one.message
+    ]
+    assert "forkserver" in said
     note("a lock held at the fork", "fork-lock-deadlock", first.to_json())
 
 

@@ -69,6 +69,9 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("only the group could be read", killed(kills=Kills(0, None, None)), "killed-from-outside", "medium"),
     ("nothing could be read", killed(), "killed-unexplained", "medium"),
     ("nobody knows its status", Evidence(disappeared=True, kills=STILL), "killed-unexplained", "low"),
+    ("the nursery was killed", Evidence(disappeared=True, nursery_end="was killed (SIGKILL)"), "killed-unexplained", "low"),
+    ("the nursery raised", Evidence(disappeared=True, nursery_end="was killed (SIGKILL)", nursery_error="Traceback …\nOSError: 1"), "nursery-failed", "high"),
+    ("the nursery exited", Evidence(disappeared=True, nursery_end="exited by itself with code 1"), "nursery-failed", "high"),
     # -- SIGBUS
     ("full /dev/shm", died("SIGBUS", shm=FULL), "shm-exhausted", "high"),
     ("full /dev/shm, but a memmap", died("SIGBUS", shm=FULL, stack=MEMMAP), "shm-exhausted", "medium"),
@@ -317,3 +320,26 @@ def test_evidence_goes_into_a_logbook(evidence: Evidence) -> None:
     told = json.loads(json.dumps(evidence.to_json()))
     assert told.get("signal") == evidence.signal
     assert "stack" not in told
+
+
+def test_what_became_of_the_process_that_starts_workers_is_said_as_it_was() -> None:
+    def because(**known: str) -> str:
+        return "\n".join(judge(Evidence(disappeared=True, **known)).because)
+
+    assert "raised\n        Traceback …\n        OSError: 1" in because(
+        nursery_error="Traceback …\nOSError: 1\n"
+    )
+    assert "crashed with a segmentation fault" in because(
+        nursery_end="crashed with a segmentation fault (SIGSEGV)"
+    )
+    assert "is gone, and they went with it" in because()
+    assert "killed" not in because() + because(nursery_end="exited by itself with code 1")
+
+
+def test_that_a_handler_was_replaced_is_only_said_where_that_was_seen() -> None:
+    def said(handlers: bool | None) -> str:
+        return " ".join(judge(Evidence(signal="SIGSEGV", handlers=handlers)).because)
+
+    assert "had replaced the handler" in said(False)
+    assert "had replaced the handler" not in said(None)
+    assert "left no stack" in said(None)

@@ -78,6 +78,8 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
         "logbook",
         "memory_budget",
         "worker_memory_limit",
+        "name",
+        "iterable_recovery",
     }
     with pytest.raises(TypeError, match="memory"):
         holdfast_class(Numbers(3), memory="auto")
@@ -91,6 +93,8 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
         ("stall_timeout", 7),
         ("stall_timeout", 12.5),
         ("stall_timeout", None),
+        ("name", None),
+        ("name", "train"),
         ("logbook", None),
         ("logbook", Path("runs/today")),
     ],

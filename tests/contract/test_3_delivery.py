@@ -419,6 +419,7 @@ def test_what_a_collate_fn_returns_arrives_as_it_was(loader_class: Loader, datas
     )
 
 
+@pytest.mark.slow  # tests/lifecycle/test_growth.py counts more, in fewer epochs
 def test_files_and_mappings_do_not_grow_with_epochs_and_loaders(loader_class: Loader) -> None:
     def use(count: int) -> None:
         for _ in range(count):

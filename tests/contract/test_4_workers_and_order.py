@@ -56,8 +56,14 @@ def test_a_slow_worker_keeps_its_own_batches(loader_class: Loader, slow: int) ->
     assert makers(loader) == [(i, i % 2) for i in range(10)]
 
 
-@pytest.mark.parametrize("persistent_workers", [False, True])
-@pytest.mark.parametrize("leave_after", [0, 1, 3, None])
+@pytest.mark.parametrize(
+    ("persistent_workers", "leave_after"),
+    [
+        (True, 0), (True, 1), (True, 3), (True, None), (False, 1),
+        # New workers have nothing to remember.
+        *(pytest.param(False, after, marks=pytest.mark.slow) for after in (0, 3, None)),
+    ],
+)  # fmt: skip
 def test_every_epoch_begins_with_worker_0_again(
     loader_class: Loader, persistent_workers: bool, leave_after: int | None
 ) -> None:

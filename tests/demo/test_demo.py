@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import warm
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 LOSS = re.compile(r"^ (\w+) +(0x1\.[0-9a-f]{13}p[-+]\d+)", re.MULTILINE)
@@ -18,6 +21,24 @@ LOSS = re.compile(r"^ (\w+) +(0x1\.[0-9a-f]{13}p[-+]\d+)", re.MULTILINE)
 pytestmark = pytest.mark.timeout(120)
 
 
+def test_the_training_of_the_demo_learns_to_tell_the_shapes_apart() -> None:
+    """What the demo runs three times, undisturbed."""
+    program = f"""
+import io, runpy, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+sys.argv = ["demo_training.py", "holdfast"]
+sys.stdin = io.StringIO("begin\\n")
+runpy.run_path({str(EXAMPLES / "demo_training.py")!r}, run_name="__main__")
+"""
+    path = os.pathsep.join(path for path in sys.path if path)
+    ended = warm.run(["-c", program], env={**os.environ, "PYTHONPATH": path}, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    last = json.loads(ended.stdout.splitlines()[-1])
+    assert last["event"] == "end"
+    assert last["accuracy"] > 0.9
+
+
+@pytest.mark.slow
 @pytest.mark.faults
 def test_torch_dies_and_holdfast_arrives_at_the_undisturbed_loss() -> None:
     path = os.pathsep.join(path for path in sys.path if path)
@@ -91,7 +112,7 @@ def incident(worker: int) -> dict[str, Any]:
         "batch": 7,
         "sample": 1199,
         "step": "fetch",
-        "action": "replaced, nothing lost",
+        "action": "replaced; its batch is made again",
         "stack": "",
         "noticed": 2.0,
         "time": 2.1,

@@ -14,6 +14,7 @@ from holdfast.autopsy.readers import cgroup, filesystem, process
 from holdfast.doctor import machine
 from holdfast.doctor.check import Check, bad, good, warning, worst
 from holdfast.doctor.surroundings import Surroundings
+from holdfast.kernel import FEATURES, NEEDED, Feature
 from tests.autopsy.made_up import LIMITS, MEMINFO, MOUNTS_V2, Tree
 
 GIB = 1 << 30
@@ -44,6 +45,7 @@ WELL = Surroundings(
     torch="2.13.0",
     numpy="2.4",
     sharing="file_descriptor",
+    kernel={name: Feature(name, "as usual") for name in FEATURES},
 )
 
 
@@ -58,6 +60,11 @@ def but(**changes: Any) -> Surroundings:
         else:
             here = replace(here, machine=replace(here.machine, **{name: value}))
     return here
+
+
+def having(name: str, way: str, lost: str) -> Surroundings:
+    """The healthy machine with another way to something that is asked of the kernel."""
+    return but(kernel={**WELL.kernel, name: Feature(name, way, lost)})
 
 
 def test_a_healthy_machine_is_good_throughout() -> None:
@@ -169,6 +176,24 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
     ),
     "OpenCV": (but(opencv=8, opencv_loaded=True), "OpenCV", "warning", "8 threads"),
     "newer python": (but(python=(3, 19, 0)), "versions", "warning", "newer than 3.14"),
+    "no pidfds": (
+        having("process handles", "waitpid", "noticed later"),
+        "process handles",
+        "warning",
+        "waitpid: noticed later",
+    ),
+    "no lifeline": (
+        having("signal at the end of a pipe", "", "nobody ends them"),
+        "signal at the end of a pipe",
+        "warning",
+        "none: nobody ends them",
+    ),
+    "no sockets": (
+        having("passing descriptors", "", "no sockets"),
+        "passing descriptors",
+        "bad",
+        "Workers are torch's own",
+    ),
     "no NumPy": (but(numpy=None), "versions", "warning", "Without NumPy"),
 }
 
@@ -240,6 +265,22 @@ def test_what_is_wrong_is_found_and_nothing_else(ill: str) -> None:
         "start method",
         "swap" if here.machine.memory is None else "threads",
     }
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_feature_asked_of_the_kernel_has_a_row(name: str) -> None:
+    lost = next(
+        one for one in machine.examine(having(name, "", "nothing serves")) if one.name == name
+    )
+    assert lost.status == ("bad" if name in NEEDED else "warning")
+    assert "nothing serves" in lost.meaning
+
+
+def test_shared_memory_is_ours_too_where_memory_files_are_refused() -> None:
+    here = having("memory files", "unlinked files in /dev/shm", "as much room")
+    assert machine.shared_memory(here).meaning.endswith("holdfast does")
+    small = replace(here, machine=replace(here.machine, shm=filesystem.Fill(64 << 20, 64 << 20)))
+    assert machine.shared_memory(small).meaning.endswith("does so here too")
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,9 @@ class History(RuleBasedStateMachine):
         if dies:
             self.die(worker)
 
-    @rule(worker=st.integers(0, 3))
-    def a_worker_retires(self, worker: int) -> None:
+    @rule(worker=st.integers(0, 3), astray=st.booleans())
+    def a_worker_goes_by_itself(self, worker: int, astray: bool) -> None:
+        """Because of its size, or because it has not found where its stream was."""
         if worker >= self.machine.workers or not self.machine.alive(worker):
             return
         if self.machine.condemned(worker):
@@ -238,7 +239,10 @@ class History(RuleBasedStateMachine):
         self.hear(worker, len(self.outboxes[worker]))
         generation = self.generations[worker]
         before = list(self.machine.restarted)
-        self.obey(self.machine.handle(v.WorkerRetired(worker, generation, self.now)))
+        event: v.Event = v.WorkerRetired(worker, generation, self.now)
+        if astray:
+            event = v.WentAstray(worker, generation, self.now, frozenset({"state"}))
+        self.obey(self.machine.handle(event))
         self.frozen.add(worker)
         self.die(worker)
         assert list(self.machine.restarted) == before
@@ -487,20 +491,75 @@ def test_without_a_limit_a_worker_killed_while_it_starts_is_started_again_after_
     assert delivery.result == "zero"
 
 
-def test_with_a_limit_being_killed_while_starting_ends_it() -> None:
-    """Whatever the rate that is allowed: nobody waits for ever for a worker that never comes."""
-    machine = make(1, 1, restarts=v.RestartPolicy(1000, 60.0))
+def test_being_killed_while_starting_counts_towards_the_limit_and_is_nothing_else() -> None:
+    limit = 30
+    machine = make(1, 1, restarts=v.RestartPolicy(limit, 1000.0))
     machine.begin()
     fill(machine, [0])
     now = 0.0
-    for generation in range(m.KILLED_STARTS):
+    for generation in range(limit + 1):
         assert machine.failure is None
         machine.handle(v.WorkerDied(0, generation, killed(now)))
         now = machine.deadline() or now
         machine.handle(v.Ticked(now))
     failure = machine.take()
     assert isinstance(failure, v.GaveUp)
-    assert failure.reason == "cannot-start"
+    assert failure.reason == "restart-limit"
+    assert len(failure.deaths) == limit + 1
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_who_ends_by_itself_whenever_it_catches_up_is_given_up_and_who_is_killed_is_not(
+    outside: bool,
+) -> None:
+    """It has started, so there is no pause; what it answers clears the count."""
+    machine = make(1, 1, iterable=True)
+    machine.begin()
+    fill(machine, [None] * 2)
+    machine.handle(v.WorkerReady(0, 0))
+    machine.handle(v.BatchReady(0, 0, 0, "zero"))
+    assert isinstance(machine.take(), v.Delivery)
+    fill(machine, [None] * 2)
+    machine.handle(v.WorkerDied(0, 0, killed(0.0)))
+    deaths = 0
+    while machine.failure is None and deaths < 100:
+        generation = machine.generation(0)
+        machine.handle(v.WorkerReady(0, generation))
+        death = v.Death(1.0 + deaths, perhaps_from_outside=outside, catching_up=True)
+        machine.handle(v.WorkerDied(0, generation, death))
+        assert not machine.put_off(0)
+        deaths += 1
+    if outside:
+        assert machine.failure is None
+    else:
+        assert deaths == m.FAILED_STARTS
+        assert machine.failure is not None
+        assert machine.failure.reason == "cannot-catch-up"
+
+
+def test_after_two_stalls_on_a_lock_held_at_the_fork_there_is_another_fork_and_no_sample_is_blamed() -> (
+    None
+):
+    machine = make(2, 1)
+    machine.begin()
+    fill(machine, [0, 1])
+    renewed = []
+    for number in range(2 * m.RENEWALS):
+        generation = machine.generation(0)
+        machine.handle(v.WorkerReady(0, generation))
+        death = v.Death(float(number), (0, 0), inherited=True)
+        actions = machine.handle(v.WorkerDied(0, generation, death))
+        renewed.append([type(one) for one in actions if not isinstance(one, v.Dispatch)])
+        assert not machine.on_trial(0)
+    assert renewed == [[v.Start], [v.Renew, v.Start]] * m.RENEWALS
+    # It is always held: what happens to those who wait for it is what happens to any that stall.
+    for _ in range(2):
+        generation = machine.generation(0)
+        machine.handle(v.WorkerReady(0, generation))
+        machine.handle(v.WorkerDied(0, generation, v.Death(99.0, (0, 0), inherited=True)))
+    delivery = machine.take()
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)
 
 
 def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
@@ -579,32 +638,32 @@ def test_nobody_is_started_later_for_whom_there_is_nothing_left() -> None:
     assert machine.take() is v.END
 
 
-@pytest.mark.parametrize(("outside", "needed"), [(False, 2), (True, 3)])
-def test_a_sample_that_kills_in_a_row_is_named_and_the_rest_goes_on(
-    outside: bool, needed: int
-) -> None:
+def test_a_sample_that_kills_alone_too_is_named_and_the_rest_goes_on() -> None:
     machine = make(1, 2)
     machine.begin()
     fill(machine, [10, 11])
-    for generation in range(needed):
+    for generation in range(2):
         machine.handle(v.WorkerReady(0, generation))
-        death = v.Death(0.0, (0, 3), perhaps_from_outside=outside)
-        actions = machine.handle(v.WorkerDied(0, generation, death))
+        actions = machine.handle(v.WorkerDied(0, generation, v.Death(0.0, (0, 3))))
     assert [a.item.number for a in actions if isinstance(a, v.Dispatch)] == [1]
     delivery = machine.take()
     assert isinstance(delivery, v.Delivery)
     assert isinstance(delivery.result, v.Poisoned)
     assert delivery.result.position == 3
-    assert len(delivery.result.deaths) == needed
+    assert len(delivery.result.deaths) == 2
 
 
 def test_different_samples_are_not_blamed_for_each_other() -> None:
     machine = make(1, 1)
     machine.begin()
     fill(machine, [0])
-    for generation in range(10):
+    for number in range(10):
+        generation = machine.generation(0)
         machine.handle(v.WorkerReady(0, generation))
-        assert machine.handle(v.WorkerDied(0, generation, v.Death(0.0, (0, generation % 2))))
+        assert machine.handle(v.WorkerDied(0, generation, v.Death(0.0, (0, number % 2))))
+        if machine.on_trial(0):
+            machine.handle(v.WorkerReady(0, machine.generation(0)))
+            machine.handle(v.Survived(0, machine.generation(0)))
     assert machine.take() is None
 
 

@@ -38,7 +38,7 @@ def test_batches_come_while_a_death_is_being_examined(monkeypatch: pytest.Monkey
         while len(seen) < 199:
             seen += next(iterator).tolist()
         assert waited == []
-        assert loader._runtime.incidents == []
+        assert not loader._runtime.incidents
         go_on.set()
         assert [one.signal for one in loader.incidents] == ["SIGKILL"]  # it waits for the rest
         seen += next(iterator).tolist()

@@ -1,8 +1,8 @@
 """Trials: who is blamed for a worker's death, played through every history.
 
 The model knows who is guilty: some samples of some batches end or stall whoever loads them; others
-are hit from outside now and then. Workers load a batch sample by sample and die at the first guilty
-one that was not left out.
+are hit from outside, any number of times. Workers load a batch sample by sample and die at the first
+guilty one that was not left out. (Where time matters: `test_storms.py`.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SIZE = 4  # samples in a batch
 
 def make(workers: int = 1, prefetch: int = 2, **options: Any) -> m.Machine:
     options.setdefault("restarts", v.RestartPolicy(None, 60.0))
-    return m.Machine(workers=workers, prefetch=prefetch, trials=True, **options)
+    options.setdefault("leaves_out", True)
+    return m.Machine(workers=workers, prefetch=prefetch, **options)
 
 
 class Court(RuleBasedStateMachine):
@@ -48,7 +49,7 @@ class Court(RuleBasedStateMachine):
     ) -> None:
         self.now = 0.0
         self.length = length
-        self.by_memory = memory  # end their worker by SIGKILL, which proves less
+        self.by_memory = memory  # end their worker by SIGKILL, and a counter moves: proves less
         self.guilty = {one for one in guilty | memory if one[0] < length}
         # Deaths that convict must not exhaust it; blows from outside are what it is for.
         self.machine = make(
@@ -57,7 +58,6 @@ class Court(RuleBasedStateMachine):
         self.inboxes: dict[int, deque[v.Item]] = {}
         self.left_out: set[tuple[int, int]] = set()
         self.heard = dict.fromkeys(range(workers), 0)
-        self.blows: set[int] = set()  # seats hit from outside since their last progress
         self.sampler = list(range(length))
         self.delivered: list[int] = []
         self.ended = False
@@ -84,9 +84,10 @@ class Court(RuleBasedStateMachine):
             else:
                 self.machine.drained()
 
-    def die(self, worker: int, sample: tuple[int, int] | None, outside: bool) -> None:
+    def die(self, worker: int, sample: tuple[int, int] | None, **facts: bool) -> None:
         self.inboxes[worker].clear()
-        death = v.Death(self.now, sample, perhaps_from_outside=outside)
+        self.now += 1.0
+        death = v.Death(self.now, sample, **facts)
         generation = self.machine.generation(worker)
         self.obey(self.machine.handle(v.WorkerDied(worker, generation, death)))
 
@@ -105,10 +106,10 @@ class Court(RuleBasedStateMachine):
         for sample in samples:
             one = (task.index, sample)
             if one in self.guilty and one not in self.left_out:
-                self.die(worker, (task.number, sample), one in self.by_memory)
+                memory = one in self.by_memory
+                self.die(worker, (task.number, sample), perhaps_from_outside=memory, memory=memory)
                 return
         self.inboxes[worker].popleft()
-        self.blows.discard(worker)
         if isinstance(item, v.Trial):
             self.machine.handle(v.Survived(worker, generation))
         else:
@@ -123,20 +124,17 @@ class Court(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 2), sample=st.integers(0, SIZE - 1), known=st.booleans())
     def one_is_hit_from_outside(self, worker: int, sample: int, known: bool) -> None:
-        """By SIGKILL, in the middle of some sample; never twice without anything between."""
-        if worker >= self.machine.workers or worker in self.blows:
-            return
-        if not self.machine.alive(worker):
+        """By SIGKILL, in the middle of some sample."""
+        if worker >= self.machine.workers or not self.machine.alive(worker):
             return
         self.machine.handle(v.WorkerReady(worker, self.machine.generation(worker)))
-        self.blows.add(worker)
         head = self.inboxes[worker][0] if self.inboxes[worker] else None
         hit = None
         if known and isinstance(head, v.Task):
             hit = (head.number, sample)
         elif known and isinstance(head, v.Trial):
             hit = (head.task.number, head.sample)
-        self.die(worker, hit, True)
+        self.die(worker, hit, perhaps_from_outside=True)
 
     @precondition(lambda self: not self.ended)
     @rule()
@@ -179,10 +177,16 @@ def start(machine: m.Machine, batches: int = 1) -> None:
     machine.handle(v.WorkerReady(0, 0))
 
 
-def die(machine: m.Machine, sample: tuple[int, int | None] | None, **how: Any) -> list[v.Action]:
+def die(
+    machine: m.Machine, sample: tuple[int, int | None] | None, at: float = 1.0, **how: Any
+) -> list[v.Action]:
     generation = machine.generation(0)
     machine.handle(v.WorkerReady(0, generation))
-    return machine.handle(v.WorkerDied(0, generation, v.Death(1.0, sample, **how)))
+    return machine.handle(v.WorkerDied(0, generation, v.Death(at, sample, **how)))
+
+
+OUTSIDE = {"perhaps_from_outside": True}
+MEMORY = {"perhaps_from_outside": True, "memory": True}
 
 
 def items(actions: list[v.Action]) -> list[v.Item]:
@@ -209,14 +213,91 @@ def test_one_that_crashes_alone_too_is_left_out_and_the_batch_redone() -> None:
     assert [type(one) for one in items(rest)] == [v.Task]
 
 
-def test_a_kill_from_outside_must_happen_twice_in_the_batch_and_twice_alone() -> None:
+def test_a_kill_for_memory_must_happen_twice_alone() -> None:
     machine = make()
     start(machine)
-    outside = {"perhaps_from_outside": True}
-    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [v.Task]
-    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [v.Trial, v.Task]
-    assert [type(one) for one in items(die(machine, (0, 3), **outside))] == [v.Trial, v.Task]
-    assert isinstance(die(machine, (0, 3), **outside)[0], v.Convict)
+    assert [type(one) for one in items(die(machine, (0, 3), **MEMORY))] == [v.Trial, v.Task]
+    assert [type(one) for one in items(die(machine, (0, 3), **MEMORY))] == [v.Trial, v.Task]
+    assert isinstance(die(machine, (0, 3), **MEMORY)[0], v.Convict)
+
+
+def test_a_kill_that_nothing_explains_convicts_after_pauses_in_the_same_instant_only() -> None:
+    machine = make()
+    start(machine)
+    assert [type(one) for one in items(die(machine, (0, 3), **OUTSIDE))] == [v.Task]
+    pauses = []
+    actions = die(machine, (0, 3), **OUTSIDE)
+    for after in (0.01, 0.01, 2.5, 0.01, 0.01):  # one of them late
+        trial = items(actions)[0]
+        assert isinstance(trial, v.Trial)
+        pauses.append(trial.pause)
+        actions = die(machine, (0, 3), after=after, **OUTSIDE)
+        assert not [one for one in actions if isinstance(one, v.Convict)]
+    assert len(set(pauses)) == len(pauses)
+    assert min(pauses) >= m.CLOSE * 0.01
+
+
+def test_who_is_killed_while_it_waits_is_not_suspected_any_more() -> None:
+    machine = make()
+    start(machine)
+    die(machine, (0, 3), **OUTSIDE)
+    assert isinstance(items(die(machine, (0, 3), **OUTSIDE))[0], v.Trial)
+    assert [type(one) for one in items(die(machine, None, **OUTSIDE))] == [v.Task]
+    assert [type(one) for one in items(die(machine, (0, 3), **OUTSIDE))] == [v.Task]
+
+
+def test_a_trial_for_a_crash_survives_kills_from_outside() -> None:
+    machine = make()
+    start(machine)
+    die(machine, (0, 3))
+    trial = items(die(machine, None, **OUTSIDE))[0]
+    assert isinstance(trial, v.Trial)
+    assert trial.pause == 0
+    assert isinstance(items(die(machine, (0, 3), after=0.0, **OUTSIDE))[0], v.Trial)
+    assert isinstance(die(machine, (0, 3))[0], v.Convict)
+
+
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_one_that_was_too_slow_has_as_long_in_its_batch_as_it_had_alone(leaves_out: bool) -> None:
+    machine = make(leaves_out=leaves_out)
+    start(machine)
+    machine.handle(v.WorkerStalled(0, 0, 1.0))
+    assert isinstance(items(die(machine, (0, 3)))[0], v.Trial)
+    assert machine.patience(0, 1.0) == 2.0
+    machine.handle(v.WorkerReady(0, machine.generation(0)))
+    machine.handle(v.Survived(0, machine.generation(0)))
+    assert machine.patience(0, 1.0) == 2.0
+    machine.handle(v.BatchReady(0, machine.generation(0), 0, "zero"))
+    assert machine.patience(0, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(("facts", "needed"), [({}, 2), (MEMORY, 3)])
+def test_without_a_policy_it_is_tried_alone_too_and_then_its_batch_is_given_up(
+    facts: dict[str, bool], needed: int
+) -> None:
+    machine = make(leaves_out=False)
+    start(machine, 2)
+    for _ in range(needed - 1):
+        assert isinstance(items(die(machine, (0, 3), **facts))[0], v.Trial)
+        assert machine.take() is None
+    assert [one.number for one in items(die(machine, (0, 3), **facts))] == [1]
+    delivery = machine.take()
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)
+    assert (delivery.result.position, len(delivery.result.deaths)) == (3, needed)
+    assert delivery.result.alone == needed - 1
+
+
+def test_without_a_policy_a_batch_that_is_loaded_at_once_is_tried_as_a_whole() -> None:
+    machine = make(leaves_out=False)
+    start(machine)
+    trial = items(die(machine, (0, None)))[0]
+    assert isinstance(trial, v.Trial)
+    assert trial.sample is None
+    die(machine, (0, None))
+    delivery = machine.take()
+    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery.result, v.Poisoned)
 
 
 def test_an_acquitted_one_may_be_tried_again_but_not_for_ever() -> None:
@@ -234,14 +315,45 @@ def test_an_acquitted_one_may_be_tried_again_but_not_for_ever() -> None:
     assert delivery.result.acquittals == m.ACQUITTALS
 
 
-@pytest.mark.parametrize("outside", [False, True])
-def test_deaths_that_convict_do_not_use_up_the_restarts(outside: bool) -> None:
+@pytest.mark.parametrize(("facts", "deaths"), [({}, 2), (MEMORY, 3)])
+def test_deaths_that_convict_do_not_use_up_the_restarts(
+    facts: dict[str, bool], deaths: int
+) -> None:
     machine = make(restarts=v.RestartPolicy(1, 1000.0))
     start(machine)
     for sample in range(50):
-        for _ in range(4 if outside else 2):
-            die(machine, (0, sample), perhaps_from_outside=outside)
+        for _ in range(deaths):
+            die(machine, (0, sample), **facts)
     assert machine.failure is None
+
+
+def test_kills_that_nothing_explains_count_at_once_and_no_more_once_they_convict() -> None:
+    machine = make(restarts=v.RestartPolicy(5, 1000.0))
+    start(machine)
+    for sample in range(20):
+        for number in range(5):
+            assert len(machine.restarted) == number
+            die(machine, (0, sample), at=sample * 10.0 + number, after=0.001, **OUTSIDE)
+    assert machine.failure is None
+
+
+def test_deaths_that_have_expired_do_not_count_after_an_acquittal() -> None:
+    """They are counted when it is over; by then others may have come before them in the books."""
+    machine = make(workers=2, restarts=v.RestartPolicy(2, 10.0))
+    machine.begin()
+    machine.draw(0)
+    machine.draw(1)
+    for worker in range(2):
+        machine.handle(v.WorkerReady(worker, 0))
+    machine.handle(v.WorkerDied(0, 0, v.Death(0.0, (0, 1))))  # on trial, and not counted
+    machine.handle(v.WorkerDied(1, 0, v.Death(9.0)))
+    machine.handle(v.WorkerReady(0, 1))
+    machine.handle(v.Survived(0, 1))
+    assert len(machine.restarted) == 2
+    machine.handle(v.WorkerReady(1, 1))
+    machine.handle(v.WorkerDied(1, 1, v.Death(12.0)))  # the first was 12 s ago
+    assert machine.failure is None
+    assert len(machine.restarted) == 2
 
 
 def test_deaths_of_the_acquitted_do() -> None:
@@ -258,11 +370,24 @@ def test_deaths_of_the_acquitted_do() -> None:
 def test_a_batch_loaded_as_a_whole_is_taken_apart_before_anybody_is_blamed() -> None:
     machine = make()
     start(machine)
-    assert [type(one) for one in items(die(machine, (0, None)))] == [v.Task]
     separate, *rest = die(machine, (0, None))
     assert isinstance(separate, v.Separate)
     assert [type(one) for one in items(rest)] == [v.Task]
     assert isinstance(items(die(machine, (0, 2)))[0], v.Trial)
+
+
+@pytest.mark.parametrize(("facts", "needed"), [({}, 2), (MEMORY, 3), (OUTSIDE, None)])
+def test_in_a_stream_kills_that_nothing_explains_count_as_restarts_and_as_nothing_else(
+    facts: dict[str, bool], needed: int | None
+) -> None:
+    machine = make(iterable=True)
+    start(machine)
+    for _ in range(1, needed or 50):
+        assert [type(one) for one in items(die(machine, (0, 0), **facts))] == [v.Task]
+        assert machine.take() is None
+    die(machine, (0, 0), **facts)
+    delivery = machine.take()
+    assert isinstance(delivery, v.Delivery) == (needed is not None)
 
 
 def test_nobody_is_tried_in_a_stream() -> None:

@@ -239,9 +239,15 @@ def _born(pid: int) -> str:
         return file.read().rsplit(")", 1)[1].split()[19]
 
 
+def kill_oneself_audibly() -> None:
+    """In a way that Python announces to whoever listens."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 def leave_a_child_and_die() -> None:
     leave_a_child()
-    os.kill(os.getpid(), signal.SIGKILL)
+    signal.raise_signal(signal.SIGKILL)
     time.sleep(60)
 
 
@@ -263,6 +269,7 @@ def _stalls(name: str, act: Callable[[], Any], **more: Any) -> Cause:
 _UNUSUAL = holdfast.UnusualExit
 _EVERY = (
     _fatal("SIGKILL", _signal("SIGKILL"), "SIGKILL", action="SIGKILL"),
+    _fatal("os.kill", kill_oneself_audibly, "SIGKILL"),
     _fatal("SIGSEGV", _signal("SIGSEGV"), "SIGSEGV", action="SIGSEGV", stack="kill_oneself"),
     _fatal("segfault", read_address_zero, "SIGSEGV", stack="read_address_zero"),
     _fatal(

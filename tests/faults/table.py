@@ -6,8 +6,10 @@ end of a worker is no incident at all: signals that are meant for the trainer, t
 left behind, the end of the loader (UNHARMED). What the user's code raises is raised by `next()`
 where the batch would have been, and the neighbours arrive (RAISED). What ends a worker every time
 is named: the sample (POISON), or all the deaths (LIMIT), or the start that never succeeds
-(NO_START). The rows that `make test` plays stand in `rows.txt`, with their outcome; `make test-all`
-adds a pairwise cover of all columns, whose outcomes follow from the rule.
+(NO_START); of an element of a stream that kills without a trace, and cannot be tried alone, only the
+deaths are known. The rows stand in `rows.txt`, with their outcome. `make test` leaves out those
+marked "slow", whose cause, phase and kind of dataset are in others too; `make test-all` plays them
+all, and adds a pairwise cover of all columns, whose outcomes follow from the rule.
 """
 
 from __future__ import annotations
@@ -157,7 +159,8 @@ class Case:
             return REDONE
         if self.at.starting:
             return NO_START
-        return POISON if self.at.steps == ("fetch",) else LIMIT
+        without_a_trace = self.cause == "SIGKILL" and self.dataset.iterable
+        return POISON if self.at.steps == ("fetch",) and not without_a_trace else LIMIT
 
     @property
     def possible(self) -> bool:
@@ -199,13 +202,14 @@ _OUTSIDE = {
 }
 
 
-# -- the rows of `make test` --------------------------------------------------------------
+# -- the rows -------------------------------------------------------------------------------
 
 _FILE = Path(__file__).with_name("rows.txt")
 
 
-def _rows() -> list[tuple[Case, str]]:
-    rows = []
+def _rows() -> tuple[list[tuple[Case, str]], frozenset[Case]]:
+    """All of them, and those that take too long for `make test`."""
+    rows, slow = [], set()
     for line in _FILE.read_text().splitlines()[2:]:
         cause, phase, method, kind, outcome, *more = (cell.strip() for cell in line.split("|"))
         given = dict(part.partition("=")[::2] for cell in more for part in cell.split(",") if part)
@@ -221,10 +225,12 @@ def _rows() -> list[tuple[Case, str]]:
             always="always" in given,
         )
         rows.append((case, outcome))
-    return rows
+        if "slow" in given:
+            slow.add(case)
+    return rows, frozenset(slow)
 
 
-ROWS = _rows()
+ROWS, SLOW = _rows()
 
 
 def known_fault(case: Case) -> str | None:
@@ -234,7 +240,8 @@ def known_fault(case: Case) -> str | None:
 
 def marked(case: Case) -> list[pytest.MarkDecorator]:
     reason = known_fault(case)
-    return [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+    marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+    return [*marks, pytest.mark.slow] if case in SLOW else marks
 
 
 STALL_TIMEOUT = 1.0  # for rows that stall on purpose; the others have the default

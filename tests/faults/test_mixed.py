@@ -165,16 +165,33 @@ class _Counted:
         self.place = state["place"]
 
 
+MOMENTS = {
+    "before its first batch": (0, -1),
+    "at its first batch": (1, 0),
+    "in its middle": (1, 3),
+    "at its end": (1, -1),
+}
+# Each moment, and each way of counting at a beginning and later.
+_QUICK = {
+    (Counting, "before its first batch"), (Counting, "in its middle"),
+    (CountingWithState, "at its first batch"), (CountingWithState, "at its end"),
+    (CountingItsIterators, "before its first batch"), (CountingItsIterators, "in its middle"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "at",
+    ("dataset", "at"),
     [
-        pytest.param((0, -1), id="before its first batch"),
-        pytest.param((1, 0), id="at its first batch"),
-        pytest.param((1, 3), id="in its middle"),
-        pytest.param((1, -1), id="at its end"),
+        pytest.param(
+            dataset,
+            at,
+            id=f"{dataset.__name__}-{name}",
+            marks=() if (dataset, name) in _QUICK else pytest.mark.slow,
+        )
+        for dataset in (Counting, CountingWithState, CountingItsIterators)
+        for name, at in MOMENTS.items()
     ],
 )
-@pytest.mark.parametrize("dataset", [Counting, CountingWithState, CountingItsIterators])
 def test_a_dataset_that_counts_its_epochs_is_in_the_right_one_after_a_death(
     dataset: Any, at: tuple[int, int]
 ) -> None:
@@ -192,8 +209,14 @@ def test_a_dataset_that_counts_its_epochs_is_in_the_right_one_after_a_death(
     assert len(history.incidents) == 1
 
 
-@pytest.mark.parametrize("when", ["before the break", "after the break", "at both"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        pytest.param(kind, when, marks=() if when == "at both" else pytest.mark.slow)
+        for kind in KINDS
+        for when in ("before the break", "after the break", "at both")
+    ],
+)
 def test_a_death_around_a_break_leaves_the_next_epoch_as_it_is_with_torch(
     kind: str, when: str
 ) -> None:

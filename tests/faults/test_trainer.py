@@ -92,7 +92,10 @@ def test_nothing_is_raised_outside_next() -> None:
                 assert time.monotonic() < deadline
         assert steps > 0
         assert Surroundings.handlers_now() == before
-        assert [one.action for one in loader.incidents] == ["replaced, nothing lost", "gave up"]
+        assert [one.action for one in loader.incidents] == [
+            "replaced; its batch is made again",
+            "gave up",
+        ]
         with pytest.raises(holdfast.RestartLimitExceeded):
             got.extend(map(recorded_batch, iterator))
     assert got == golden(CASE).epochs[0][: len(got)]

@@ -434,10 +434,10 @@ def struck_epoch(dice: random.Random, **options: Any) -> tuple[list[int], bool]:
     ("handler", "options"),
     [
         ("function", {}),
-        ("function", {"on_bad_sample": "skip"}),
-        ("function", {"sampler": Hesitant()}),
+        pytest.param("function", {"on_bad_sample": "skip"}, marks=pytest.mark.slow),
+        pytest.param("function", {"sampler": Hesitant()}, marks=pytest.mark.slow),
         ("function", {"sampler": Hesitant(), "on_bad_sample": "replace"}),
-        ("partial", {}),
+        pytest.param("partial", {}, marks=pytest.mark.slow),
         ("object", {}),
     ],
 )

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast import kernel
+from holdfast.kernel import files
 from holdfast.memory import arena as arenas
 from holdfast.memory.arena import Arena, create, default_capacity
 from holdfast.memory.window import Kept, Window
@@ -195,19 +197,42 @@ def test_a_full_arena_says_so() -> None:
 def test_lack_of_memory_is_an_answer_and_not_a_signal(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(fd: int, offset: int, length: int) -> None:
-        if offset + length > MIB:
+    def no_room(fd: int, start: int, end: int, in_use: object) -> None:
+        if end > MIB:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    monkeypatch.setattr(kernel, "reserve", no_room)
     assert slot.arena.take(2 * MIB) is None
     assert slot.arena.in_use == 0
     assert slot.arena.take(MIB // 2) is not None
 
 
+def test_what_the_consumer_keeps_stays_where_memory_is_reserved_by_writing_zeros(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A successor reserves anew what its predecessor had, with kept blocks in the middle of it."""
+
+    def refused(fd: int, start: int, nbytes: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(files, "allocate", refused)
+    blocks = [slot.arena.take(size) for size in (1000, 100_000, 1000, 100_000)]
+    for number, block in enumerate(blocks, start=1):
+        assert block is not None
+        block.array[:] = number
+    held = [(block.offset, block.nbytes) for block in blocks[1:3] if block is not None]
+    successor = Arena(slot.fd, held)
+    new = successor.take(1 << 20)
+    assert new is not None
+    new.array[:] = 9
+    for number, block in enumerate(blocks[1:3], start=2):
+        assert block is not None
+        assert set(block.array.tolist()) == {number}
+
+
 def test_recycled_memory_costs_no_system_call(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     slot.arena.take(10 * MIB)
-    monkeypatch.setattr(os, "posix_fallocate", None)
+    monkeypatch.setattr(kernel, "reserve", None)
     for _ in range(10):
         assert slot.arena.take(10 * MIB) is not None
 
@@ -284,7 +309,7 @@ def test_shrinking_gives_back_all_that_no_block_uses_and_nothing_else(slot: Slot
 
 def test_trim_leaves_a_steady_state_alone(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = [offset_of_new_block(slot, 8 * MIB) for _ in range(4)]
-    monkeypatch.setattr(os, "posix_fallocate", None)
+    monkeypatch.setattr(kernel, "reserve", None)
     for _ in range(3 * arenas.MEMORY_OF_PEAK):
         slot.arena.release(queue.pop(0))
         block = slot.arena.take(8 * MIB)

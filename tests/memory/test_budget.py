@@ -311,7 +311,7 @@ def test_the_logbook_tells_of_pressure_its_end_and_of_coming_back_smaller(tmp_pa
     texts = [text for _, text in told]
     assert texts[0].startswith("memory is 94 % full: no more than a sixteenth of what is free")
     assert texts[1] == (
-        "worker 0 had 90 MiB of memory of its own while memory was 94 % full; replaced, nothing lost"
+        "worker 0 had 90 MiB of memory of its own while memory was 94 % full; replaced"
     )
     assert "one batch at a time for 30 s" in texts[2]
 

@@ -361,6 +361,45 @@ def test_samples_beyond_the_announced_size_are_left_alone(slot: Slot) -> None:
     assert got[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
+LARGE = 1 << 16
+buffer = torch.zeros(LARGE)
+array = np.zeros((2, LARGE))
+
+
+def filled(thing: Any, value: float) -> Any:
+    thing[:] = value
+    return thing
+
+
+REFILLED: dict[str, Callable[[int], Any]] = {
+    "a tensor": lambda row: filled(buffer, row),
+    "a new view each time": lambda row: filled(buffer, row)[:],
+    "an array": lambda row: filled(array, row),
+    "a view of an array": lambda row: filled(array, row)[1],
+    "a tensor on an array": lambda row: torch.from_numpy(filled(array, row)),
+    "one of two in turn": lambda row: filled(array, row)[row % 2],
+    "inside": lambda row: {"x": (filled(buffer, row), row)},
+}
+OTHERWISE: dict[str, Callable[[int], Any]] = {
+    "memory that was freed and taken again": lambda row: torch.full((LARGE,), float(row)),
+    "an array that was": lambda row: np.full(LARGE, float(row)),
+    "the same sample again": lambda row: filled(buffer, torch.nan),
+    "parts of one thing": lambda row: array[row % 2],
+    "what is too small to be placed": lambda row: filled(buffer[:9], row),
+}
+
+
+@pytest.mark.parametrize("name", [*REFILLED, *OTHERWISE])
+def test_one_buffer_that_is_filled_again_and_again_is_noticed(slot: Slot, name: str) -> None:
+    told: list[bool] = []
+    placement = Placement(slot.arena, 5, lambda: told.append(True))
+    sample = {**REFILLED, **OTHERWISE}[name]
+    rows = [placement.place(sample(row)) for row in range(5)]
+    assert told == [True] * (name in REFILLED)
+    if name == "a tensor":
+        assert torch.utils.data.default_collate(rows)[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_a_placement_is_not_kept_alive(slot: Slot) -> None:
     placement = Placement(slot.arena, 3)
     placement.place(torch.zeros(BIG))

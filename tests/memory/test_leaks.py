@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from holdfast.memory import leaks as leaks_module
+from holdfast.memory.aside import AsideTracer, LookFailed
 from holdfast.memory.leaks import Round, Tracer, _suspects, findings, growing
 from tests.support import warm
+from tests.support.processes import eventually
 
 DATA = """
 import ctypes, os, signal
@@ -229,6 +234,58 @@ def test_nothing_of_the_users_runs_because_somebody_looks(
             del sys.modules[name]
     assert found is not None
     assert "pitfalls.by_key (dict of bytearray)" in [one.name for one in found.containers]
+
+
+def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_begun_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The looks cannot end before the steps have gone on: whoever waited for them would for ever."""
+    gate = tmp_path / "gate"
+    kept: list[bytes] = []
+
+    def patient(dataset: object) -> Round:
+        assert eventually(gate.exists)
+        return Round({("a.py", 1): sum(map(len, kept))}, {}, 0, 0, {})
+
+    monkeypatch.setattr(leaks_module, "look", patient)
+    tracer = AsideTracer(1, rounds=3)
+    for _ in range(8):
+        kept.append(bytes(100_000))
+        assert tracer.step() is None
+    gate.touch()
+    found = None
+    deadline = time.monotonic() + 60
+    while found is None and time.monotonic() < deadline:
+        kept.append(bytes(100_000))  # seen by nobody
+        found = tracer.step()
+        time.sleep(0.01)
+    assert found is not None
+    assert [(one.name, one.total) for one in found.lines] == [("a.py:1", 300_000)]
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+def test_a_look_that_fails_beside_the_work_is_told(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(dataset: object) -> Round:
+        if how == "is killed":
+            signal.raise_signal(signal.SIGKILL)
+        raise ValueError("an object nobody thought of")
+
+    monkeypatch.setattr(leaks_module, "look", fail)
+    tracer = AsideTracer(1)
+    error, words = (LookFailed, "nobody thought of") if how == "raises" else (MemoryError, "killed")
+
+    def until_it_is_told() -> None:
+        for _ in range(3000):
+            tracer.step()
+            time.sleep(0.01)
+
+    try:
+        with pytest.raises(error, match=words):
+            until_it_is_told()
+    finally:
+        tracer.close()
 
 
 def test_packages_with_native_code_are_found_wherever_they_lie(

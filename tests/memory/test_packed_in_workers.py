@@ -58,7 +58,11 @@ def growth(loader: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    "make", [DataLoader, torch.utils.data.DataLoader], ids=["holdfast", "torch"]
+    "make",
+    [
+        pytest.param(DataLoader, id="holdfast"),
+        pytest.param(torch.utils.data.DataLoader, id="torch", marks=pytest.mark.slow),
+    ],
 )
 def test_a_forked_worker_grows_with_a_list_and_not_with_a_packed_one(make: Any) -> None:
     options = {"batch_size": BATCH, "num_workers": 1, "collate_fn": private_bytes}

@@ -43,9 +43,13 @@ class Gated(Dataset[Any]):
 
 
 class Peculiar(Dataset[Any]):
-    """Draws from the seeded generators unless `index % 4` is 1; differs each time if it is 2."""
+    """Draws from the seeded generators, or one of its own, unless `index % 4` is 1; differs each
+    time if it is 2."""
 
     numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng(3)
 
     def __len__(self) -> int:
         return 40
@@ -57,11 +61,8 @@ class Peculiar(Dataset[Any]):
             return {"x": torch.zeros(3, 8, 8, dtype=torch.float64), "y": index}
         if index % 4 == 2:
             return {"x": torch.full((3, 8, 8), float(next(self.numbers))), "y": index}
-        drawn = (
-            0.0
-            if index % 4 == 1
-            else (torch.rand(()).item(), random.random(), np.random.rand())[index % 3]
-        )
+        draws = (torch.empty(()).uniform_, random.random, np.random.rand, self.own.random)
+        drawn = 0.0 if index % 4 == 1 else float(draws[index // 3 % 4]())
         if index == 20:
             time.sleep(0.2)
         return {"x": torch.full((3, 8, 8), drawn), "y": index}

@@ -40,7 +40,7 @@ def test_beyond_a_count_it_stops_with_a_summary(workers: int) -> None:
         seen.extend(map(rows, loader))
     assert indices(seen) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14]
     text = str(caught.value)
-    assert text.startswith("5 bad samples are more than max_bad_samples=4.")
+    assert text.startswith("[Corrupt] 5 bad samples are more than max_bad_samples=4.")
     assert "By cause: 5 ValueError." in text
     assert "sample 3 (sample-3.bin) raised ValueError: sample 3 is corrupt" in text
     assert len(loader.bad_samples) == 5
@@ -312,11 +312,13 @@ def test_one_line_for_the_first_of_each_kind_and_one_at_the_end(workers: int) ->
     loader = DataLoader(Corrupt(bad, 400), batch_size=4, num_workers=workers, on_bad_sample="skip")
     first, second, summary = said(loader)
     loader.close()
-    assert first.startswith("holdfast: sample 0 (sample-0.bin) raised ValueError: sample 0 is corr")
-    assert second.startswith("holdfast: sample 1 (sample-1.bin) was None; skipped.")
+    assert first.startswith(
+        "holdfast: [Corrupt] sample 0 (sample-0.bin) raised ValueError: sample 0 is corr"
+    )
+    assert second.startswith("holdfast: [Corrupt] sample 1 (sample-1.bin) was None; skipped.")
     assert summary == (
-        "holdfast: 130 bad samples among 400 in epoch 0: 100 ValueError, 30 None; 130 skipped. "
-        "See loader.bad_samples."
+        "holdfast: [Corrupt] 130 bad samples among 400 in epoch 0: 100 ValueError, 30 None; "
+        "130 skipped. See loader.bad_samples."
     )
 
 
@@ -324,7 +326,8 @@ def test_later_epochs_are_summed_up_only() -> None:
     loader = DataLoader(Corrupt({3: "raises"}, 8), on_bad_sample="skip")
     lines = said(loader, epochs=3)
     assert len(lines) == 4
-    assert [line[:34] for line in lines[1:]] == ["holdfast: 1 bad sample among 8 in "] * 3
+    summary = "holdfast: [Corrupt] 1 bad sample among 8 in "
+    assert [line[: len(summary)] for line in lines[1:]] == [summary] * 3
 
 
 def test_nothing_is_said_when_all_is_well() -> None:

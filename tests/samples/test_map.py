@@ -736,7 +736,7 @@ class Pressed(Corrupt):
         sample = super().__getitem__(index)
         if index == 6 and len(list(self.folder.iterdir())) < 3:
             (self.folder / str(os.getpid())).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(signal.SIGKILL)  # which Python tells nobody
         return sample
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: Any) -> list[str]:
-    return ["-m", "holdfast.cli", "scan", *map(str, arguments), "--workers", "2"]
+    return ["-m", "holdfast.cli", "scan", *map(str, arguments), "--num-workers", "2"]
 
 
 def environment() -> dict[str, str]:
@@ -55,7 +55,7 @@ def run(*arguments: Any) -> tuple[int, str, str]:
 
 def here(*arguments: Any) -> Any:
     """The same in this process, which saves importing torch."""
-    words = ["scan", *map(str, arguments), "--workers", "2"]
+    words = ["scan", *map(str, arguments), "--num-workers", "2"]
     return CliRunner().invoke(main, words)
 
 

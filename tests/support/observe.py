@@ -361,9 +361,9 @@ def _different_events(stock: list[Event], other: list[Event]) -> list[str]:
 
 
 def _different_bags(stock: list[Event], other: list[Event]) -> list[str]:
-    left = [_of_any_worker(event) for event in other if event[0] != "consumer drew"]
+    left = [of_any_worker(event) for event in other if event[0] != "consumer drew"]
     missing = []
-    for event in map(_of_any_worker, stock):
+    for event in map(of_any_worker, stock):
         if event[0] == "consumer drew":
             continue
         match = next((each for each in left if same_event(event, each)), None)
@@ -374,7 +374,7 @@ def _different_bags(stock: list[Event], other: list[Event]) -> list[str]:
     return missing + [f"too many {event}" for event in left]
 
 
-def _of_any_worker(event: Event) -> Event:
+def of_any_worker(event: Event) -> Event:
     """Out of order, which worker makes a batch, and so fails at it, is a matter of luck."""
     if event[0] == "error":
         return (*event[:2], re.sub(r"worker process \d+", "worker process …", event[2]))

@@ -98,8 +98,10 @@ standing: set[int] = set()
 @functools.cache
 def with_torch(*flags: str) -> Incubator:
     """The one for scripts and modules that are to import holdfast themselves, under these flags of
-    the interpreter."""
-    return Incubator("torch", flags=flags)
+    the interpreter. What holdfast imports of others is there already."""
+    return Incubator(
+        "torch", "numpy.random", "numpy.typing", "threadpoolctl", "tracemalloc", flags=flags
+    )
 
 
 def run(

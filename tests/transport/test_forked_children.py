@@ -143,11 +143,11 @@ def test_forking_costs_no_descriptor_once_the_children_are_gone() -> None:
 def test_a_child_that_becomes_another_program_keeps_nothing() -> None:
     batches = iter(DataLoader(Numbered(40), batch_size=2, num_workers=1))
     kept = next(batches)
-    before = set(forks._pinned)  # other tests' children may be on their way out
+    before = set(forks._pins.pinned)  # other tests' children may be on their way out
 
     def released() -> bool:
         forks.sweep()
-        return set(forks._pinned) <= before
+        return set(forks._pins.pinned) <= before
 
     pid = os.fork()
     if pid == 0:

@@ -26,6 +26,11 @@ _WORKERS = re.compile(
     r"|\(pid: (\d+)\)|received by PID (\d+)|Process (\d+) got signal"
 )
 _OURS = re.compile(r"^[ \t]+more: holdfast explain (?P<slug>[a-z0-9-]+)$", re.MULTILINE)
+_REBUILT = re.compile(
+    r'accelerate/data_loader\.py", line \d+, in [^\n]+\n(?:    [^\n]*\n)*'
+    r'  File "[^"\n]*torch/utils/data/dataloader\.py", line \d+, in __next__'
+)
+"""Accelerate iterates torch's loader: the frame below it would be ours otherwise."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _PYTHON = re.compile(r"i?python|pt_|torchrun")
@@ -54,6 +59,8 @@ class Clues:
 
     lines: int = 0
     blank: bool = True
+    rebuilt: str = ""
+    """Where it shows that Accelerate had torch's own loader at work, in words."""
     _best: dict[tuple[str, str], Finding] = field(default_factory=dict)  # by cause and source
     _latest: dict[tuple[str, str], int] = field(default_factory=dict)  # line of any message
     _reports: dict[tuple[str, Subject], Finding] = field(default_factory=dict)
@@ -128,6 +135,9 @@ class Clues:
                         cause.slug, sign.confidence, window.numbers[index], shown, source
                     )
                     self._note(finding, sign)
+        if not self.rebuilt and (swapped := _REBUILT.search(text)) is not None:
+            file = f" of {source}" if source else ""
+            self.rebuilt = f"line {window.numbers[text.count(chr(10), 0, swapped.start())]}{file}"
         for match in _OURS.finditer(text) if "more: holdfast explain" in lower else ():
             if match["slug"] in CATALOGUE:
                 index = text.count("\n", 0, match.start())

@@ -73,6 +73,8 @@ class _Patient:
 
     pid: int
     groups: tuple[cgroup.Group, ...]
+    threads_at_fork: int | None = None  # of the trainer, when it was copied for this one,
+    neighbours: tuple[Neighbour, ...] = ()  # and what they were doing
     since: float = field(default_factory=time.monotonic)
     resident: int | None = None
     looked: float = 0.0
@@ -108,7 +110,8 @@ class Coroner:
     _patients: dict[int, _Patient] = field(default_factory=dict)
     _counters: deque[_Counters] = field(default_factory=lambda: deque(maxlen=_MINUTE))
     _memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=_MINUTE))
-    _explained: list[float] = field(default_factory=list)  # when a counted kill was used up
+    _explained: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    """When a counted kill was used up."""
     _next_look: float = field(default_factory=lambda: time.monotonic() + 1)
 
     def __post_init__(self) -> None:
@@ -133,7 +136,7 @@ class Coroner:
 
     def born(self, worker: int, pid: int) -> None:
         groups = cgroup.groups(pid, "memory", self.roots) or self._own_groups
-        self._patients[worker] = _Patient(pid, groups)
+        self._patients[worker] = _Patient(pid, groups, self._threads, self._neighbours)
         self._meet(groups)
 
     def _meet(self, groups: tuple[cgroup.Group, ...]) -> None:
@@ -208,6 +211,32 @@ class Coroner:
             patient.cpu, patient.cpu_limit = cpu, cpu_limit
             patient.handlers, patient.group = handlers, group
 
+    # -- before it is decided what comes next -----------------------------------------------
+
+    def killed_for_memory(self, worker: int) -> bool:
+        """Whether a counter of the kernel's says that this worker may have been, of which nothing
+        is known but that it was killed. Quick, so less sure than the verdict."""
+        kills = self._kills(self._patients.get(worker), self._dead_siblings())
+        return bool(kills.machine if kills.group is None else kills.group)
+
+    def stalled_on_inherited_lock(self, worker: int, stack: str) -> bool:
+        """Whether the verdict on this stall will be that the lock was held when it was forked."""
+        patient = self._patients.get(worker)
+        if patient is None:
+            return False
+        evidence = Evidence(
+            stalled=True,
+            sent_by_us=True,
+            stack=thread_notes.split(stack)[1],
+            start_method=self.start_method,
+            threads_at_fork=patient.threads_at_fork,
+            neighbours=patient.neighbours,
+            activity=patient.activity,
+            busy=patient.busy,
+            alone=patient.alone,
+        )
+        return judge(evidence).cause == "fork-lock-deadlock"
+
     # -- when one is dead ------------------------------------------------------------------
 
     def receive(
@@ -244,8 +273,8 @@ class Coroner:
             stack=stack,
             thread_notes=notes,
             start_method=self.start_method,
-            threads_at_fork=self._threads,
-            neighbours=self._neighbours if stalled else (),
+            threads_at_fork=self._threads if patient is None else patient.threads_at_fork,
+            neighbours=patient.neighbours if patient is not None and stalled else (),
             **known,
         )
         if patient is not None:
@@ -334,7 +363,7 @@ class Coroner:
         now = time.monotonic()
         base = self._base(now)
         current = self._count(now, patient)
-        used = sum(1 for at in self._explained if at >= base.at)
+        used = sum(1 for at in tuple(self._explained) if at >= base.at)
         mine = [str(group.path) for group in (patient.groups if patient else self._own_groups)]
         moved = {
             path: current.groups[path] - base.groups[path]

@@ -61,10 +61,13 @@ class Evidence:
     exitcode: int | None = None
     pid: int | None = None
     disappeared: bool = False  # its status was lost, with the process that would have read it
+    nursery_end: str = ""  # how that process ended, in words; empty if it cannot be known
+    nursery_error: str = ""  # its traceback, if it has raised
     stalled: bool = False  # it was ended for lack of progress
     survived_sigkill: bool = False
     siblings: int = 0  # other workers that are dead too and not yet reported
     sent_by_us: bool = False  # the signal stands in our own kill ledger
+    sent_by_itself: bool = False  # it has noted so before
     born: bool = True
     errno: int | None = None  # of a fork that failed
     # What it was doing.

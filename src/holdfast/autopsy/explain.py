@@ -34,6 +34,7 @@ COLLECT = (
 )
 """What to bring when nothing is known."""
 
+REBUILT = "accelerate-rebuild"
 _UNSURE = {"killed-unexplained", "exited-unexpectedly"}
 _ROOM = 4 << 30  # bytes of /dev/shm that are hardly ever used up
 
@@ -49,6 +50,8 @@ class Explanation:
     ending: str = ""
     """The error the text ends with, if that is none we know; the verdicts are on what came before
     it, or on other processes."""
+    rebuilt: bool = False
+    """Whether Accelerate had torch's own loader at work, so that holdfast had no part in it."""
 
     @property
     def known(self) -> bool:
@@ -71,13 +74,31 @@ def conclude(clues: Clues, scene: Scene | None = None) -> Explanation:
         source, last = other
         file = f" of {source}" if source else ""
         ending = f"line {last.line}{file}: {last.text[:200]}"
+    verdicts = [_verdict(finding, clues.workers, scene) for finding in findings]
+    rebuilt = bool(clues.rebuilt and findings and not findings[0].aside)
+    if rebuilt:
+        verdicts[0] = _of_torchs_loader(verdicts[0], clues.rebuilt)
     return Explanation(
-        tuple(_verdict(finding, clues.workers, scene) for finding in findings),
+        tuple(verdicts),
         clues.lines,
         sum(len(cause.signs) for cause in CATALOGUE.values()),
         clues.blank,
         ending,
+        rebuilt,
     )
+
+
+def _of_torchs_loader(verdict: Verdict, where: str) -> Verdict:
+    """The verdict on a worker of the loader that Accelerate had made."""
+    if verdict.cause == REBUILT:
+        return verdict
+    said = (
+        f"{where} shows Accelerate iterating torch's own loader, which prepare() makes of any "
+        "loader it is given, a holdfast one too: torch's workers were at work, none was replaced, "
+        f"and the run ended (holdfast explain {REBUILT})"
+    )
+    back = CATALOGUE[REBUILT].remedies[0]
+    return replace(verdict, because=(*verdict.because, said), remedies=(*verdict.remedies, back))
 
 
 def _verdict(finding: Finding, pids: Sequence[int], scene: Scene | None) -> Verdict:

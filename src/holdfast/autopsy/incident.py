@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.evidence import signal_name
+from holdfast.origin import Origin
 
 __all__ = ["Incident", "describe_end", "describe_status"]
+
+_SHOWN = 3  # remedies
+_FIGURES = re.compile(r"\d[\d.,]*( ?[KMGT]i?B)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,8 @@ class Incident:
     """
 
     kind: str
-    """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``."""
+    """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``; or
+    ``recycled``: replaced for its size, if its stream could not be continued exactly then."""
     worker_id: int
     pid: int | None
     signal: str | None
@@ -42,9 +48,11 @@ class Incident:
     stack: str
     """Its Python stack, if it left one."""
     action: str
-    """What was done: ``replaced, nothing lost``, ``started again after a pause, nothing lost``,
-    ``replaced; the sample is given up``, ``the sample is given up``, ``none needed``,
-    ``gave up``."""
+    """What was done: ``replaced; its batch is made again`` (or ``replaced`` alone, if it was making
+    none; or ``started again after a pause``, ``replaced by one forked anew``), ``replaced; the
+    sample is tried alone``, ``replaced; the sample is given up``, ``the sample is given up``, ``not
+    replaced, because it had nothing left to do``, ``gave up``. Of an iterable dataset ``replaced;
+    its stream is being taken up``, until that is done, and then what it has shown (see `exact`)."""
     time: float
     """When it was noticed, in seconds since the epoch."""
 
@@ -60,25 +68,44 @@ class Incident:
     """What to do, cheapest first, with this machine's figures."""
     sample_name: str | None = None
     """What the dataset calls the sample, if it has ``sample_name(index)``."""
+    loader: str = ""
+    """Whose worker it was: the loader's ``name``, or what its dataset is."""
+    rank: int | None = None
+    """In which rank of a distributed run; None in a run of one process."""
+    exact: bool | None = None
+    """Of an iterable dataset: whether the stream was shown to go on where it was, with nothing
+    missing and nothing twice. None if that is not known (yet), and for map-style data, where a
+    batch is made again from its own indices."""
 
     def __str__(self) -> str:
+        return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"
+
+    def sentence(self) -> str:
+        """The line, without whose worker it was."""
         return f"{self.who()} {self.what()}{self.where()}; {self.action}"
 
     def who(self) -> str:
         """The worker, and its process if there was one."""
         return f"worker {self.worker_id}" + ("" if self.pid is None else f" (pid {self.pid})")
 
-    def report(self, remedies: int = 3) -> str:
+    def report(self, remedies: int = _SHOWN) -> str:
         """The line above, then why we think so and what to do."""
         lines = [str(self)]
         lines += [f"    because: {reason}" for reason in self.because]
-        if self.confidence != "low":
-            for remedy in self.remedies[:remedies]:
-                lines.append(f"    to do: {remedy.text}")
-                lines += [f"        {line}" for line in remedy.command.splitlines()]
+        for remedy in self._advice(remedies):
+            lines.append(f"    to do: {remedy.text}")
+            lines += [f"        {line}" for line in remedy.command.splitlines()]
         if self.cause != UNKNOWN:
             lines.append(f"    more: holdfast explain {self.cause}")
         return "\n".join(lines)
+
+    def kind_of_death(self) -> Hashable:
+        """Equal for those that have one cause and want the same to be done, whatever the figures:
+        to explain one explains all."""
+        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self._advice(_SHOWN))
+
+    def _advice(self, most: int) -> tuple[Remedy, ...]:
+        return self.remedies[:most] if self.confidence != "low" else ()
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON has it, for a logbook."""
@@ -88,7 +115,7 @@ class Incident:
         record["because"] = list(self.because)
         record["evidence"] = dict(self.evidence)
         record["remedies"] = [{"text": one.text, "command": one.command} for one in self.remedies]
-        record["text"] = str(self)
+        record["text"] = self.sentence()
         return record
 
     def what(self) -> str:
@@ -97,6 +124,8 @@ class Incident:
             known = self.confidence != "low" and self.cause in CATALOGUE
             why = f" (it {CATALOGUE[self.cause].title})" if known else ""
             return f"made no progress{why} and cannot even be killed; the run goes on without it"
+        if self.kind == "recycled":
+            return "was replaced while it lived"
         words = describe_end(self.signal, self.exitcode)
         if self.kind == "stalled":
             words = "made no progress and was killed"

@@ -28,37 +28,35 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from holdfast import lines
+from holdfast import kernel, lines, origin
 from holdfast.autopsy.machine import Machine
 
-__all__ = ["KINDS", "Logbook", "Story", "rank_of", "read"]
+__all__ = ["KINDS", "Logbook", "Story", "read"]
 
 log = logging.getLogger("holdfast")
 
+TAKEN_UP = "taken-up"
+"""The event that says how an incident of an iterable dataset went on; `read` puts them together."""
 KINDS = ("incidents", "bad_samples", "memory", "events")
 LIMIT = 8 << 20  # bytes of one file before it is put aside
 _LONGEST = 256 << 10  # bytes of one record
 PATIENCE = 1.0  # seconds to wait for others who write
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-def rank_of(environment: Mapping[str, str] | None = None) -> int:
-    """Which rank of a distributed run this process is; 0 for a run of its own."""
-    given = os.environ if environment is None else environment
-    for name in _RANKS:
-        value = given.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return 0
 
 
 class Logbook:
     """The writer's side."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, rank: int | None = None, limit: int = LIMIT
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rank: int | None = None,
+        loader: str = "",
+        limit: int = LIMIT,
     ) -> None:
-        self.rank = rank_of() if rank is None else rank
+        """`loader`: what the one is called that writes it; its records say so."""
+        self.rank = origin.rank().number if rank is None else rank
+        self.loader = loader
         self.given = os.fspath(folder)
         top = Path(folder)
         self.folder = top / f"rank-{self.rank}" if self.rank else top
@@ -75,6 +73,7 @@ class Logbook:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "rank": self.rank,
+            "loader": self.loader,
             "command": sys.argv,
             "versions": _versions(),
             "options": {name: _plain(value) for name, value in options.items()},
@@ -115,8 +114,8 @@ class Logbook:
             self._append(kind, record)
 
     def _append(self, kind: str, record: Mapping[str, Any]) -> None:
-        whole = {"time": time.time(), "rank": self.rank, "trainer": os.getpid()}
-        whole |= {name: _plain(value) for name, value in record.items()}
+        whole = {"time": time.time()} | {name: _plain(value) for name, value in record.items()}
+        whole |= {"rank": self.rank, "loader": self.loader, "trainer": os.getpid()}
         line = json.dumps(whole)
         if len(line) > _LONGEST:  # a stack without end: keep what tells the story
             line = json.dumps({name: _short(value) for name, value in whole.items()})
@@ -142,7 +141,7 @@ class Logbook:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """While files are put aside nobody else may append. The kernel drops the lock of the dead."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = kernel.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(fd)
         yield
@@ -253,7 +252,28 @@ def read(folder: str | os.PathLike[str]) -> Story:
                 damaged += bad
     for found in records.values():
         found.sort(key=lambda record: float(record["time"]))
+    records["events"] = [
+        one for one in records["events"] if not _completes(one, records["incidents"])
+    ]
     return Story(runs, damaged=damaged, **records)
+
+
+def _completes(event: dict[str, Any], incidents: list[dict[str, Any]]) -> bool:
+    """Whether it says how an incident went on, which is then known of that incident."""
+    if event["event"] != TAKEN_UP:
+        return False
+    for one in incidents:
+        same = all(one.get(name) == event.get(name) for name in ("rank", "trainer"))
+        if same and (one["time"], one.get("worker_id")) == (
+            event.get("incident"),
+            event.get("worker"),
+        ):
+            action = str(event.get("action"))
+            text, before = str(one.get("text", "")), str(one.get("action"))
+            one.update(exact=event.get("exact"), action=action)
+            one["text"] = text.removesuffix(before) + action if text.endswith(before) else text
+            return True
+    return False
 
 
 _Shape = Mapping[str, tuple[type, ...]]

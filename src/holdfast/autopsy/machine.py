@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from holdfast import kernel
 from holdfast.autopsy.readers import HERE, Roots, cgroup, filesystem, process
 
 __all__ = ["PLACEHOLDERS", "Machine", "in_words"]
@@ -144,10 +145,7 @@ def _raised(soft: int | None, hard: int | None) -> int | str:
 
 
 def _cpus(quota: float | None) -> int | None:
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):
-        allowed = os.cpu_count() or 1
+    allowed = kernel.cores()
     return max(1, min(allowed, int(quota))) if quota else allowed
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 
+from holdfast import kernel
 from holdfast.autopsy.evidence import Neighbour
 
 __all__ = ["neighbours"]
@@ -53,7 +54,7 @@ def _stacks(dump: str) -> dict[int, tuple[str, ...]]:
 def _dump() -> str:
     """All stacks as `faulthandler` writes them; "" if there is no descriptor left to write to."""
     try:
-        fd = os.memfd_create("holdfast-threads")
+        fd = kernel.memory_file("holdfast-threads")
     except OSError:
         return ""
     try:

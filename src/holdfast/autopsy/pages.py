@@ -112,6 +112,7 @@ def _index() -> str:
 def _readable(pattern: str) -> str:
     """A pattern as people may read it: without escapes, gaps as an ellipsis."""
     shown = re.sub(r"\[\\s\\S\]\{[^}]*\}\??|\[\^[^\]]*\]\{[^}]*\}|\.\{[^}]*\}|\.\*", " … ", pattern)
+    shown = shown.replace("(?P<said>", "(")
     shown = re.sub(r"\(\?[a-zA-Z]+\)|\(\?!.*?\)|\\b|\$$|^\^", "", shown)
     shown = re.sub(r"\\S[+*]|\[\^[^\]]*\][+*]", "…", shown)
     shown = re.sub(r"\\d[+*]?|\[\\d[^\]]*\][+*]?|\[0-9a-f\]\+", "N", shown)

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from textwrap import indent
 from typing import Any
 
 from holdfast.authors import of_file
@@ -274,6 +275,13 @@ def _start(e: Evidence) -> Verdict | None:
     return _said(best, f"it ended with status {e.exitcode} before it was ready")
 
 
+def _by_itself(e: Evidence) -> Verdict | None:
+    if not e.sent_by_itself:
+        return None
+    said = f"it sent {e.signal} to itself, by os.kill() with its own pid or the like"
+    return _verdict("exited-by-itself", "high", said)
+
+
 def _sigkill(e: Evidence) -> Verdict | None:
     if e.signal != "SIGKILL" or e.sent_by_us:
         return None
@@ -471,11 +479,13 @@ def _crash(e: Evidence) -> Verdict | None:
                 perhaps=("native-segv",),
             )
         if not e.stack:
+            missing = e.handlers is False
             return _verdict(
                 "native-segv",
                 "medium",
                 *said,
-                "it left no stack: something had replaced the handler that writes it",
+                "it left no stack"
+                + (": something had replaced the handler that writes it" if missing else ""),
                 perhaps=("stack-overflow",),
             )
     return _verdict(slug, "high", *said, *_where(e.stack))
@@ -579,10 +589,16 @@ def _exit(e: Evidence) -> Verdict | None:
 def _lost(e: Evidence) -> Verdict | None:
     if not e.disappeared:
         return None
+    process = "the process that starts the workers"
+    if e.nursery_error:
+        told = indent(e.nursery_error.strip(), " " * 8)
+        return _verdict("nursery-failed", "high", f"{process} raised\n{told}")
+    if e.nursery_end.startswith("exited"):
+        return _verdict("nursery-failed", "high", f"{process} {e.nursery_end}")
     return _verdict(
         "killed-unexplained",
         "low",
-        "the process that starts the workers was killed itself, and they went with it",
+        f"{process} {e.nursery_end or 'is gone'}, and they went with it",
         *(
             [f"oom_kill went up by {e.kills.group or e.kills.machine}"]
             if e.kills.group or e.kills.machine
@@ -604,6 +620,7 @@ _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _not_born,
     _stall,
     _start,
+    _by_itself,
     _sigkill,
     _bus,
     _abort,

@@ -19,7 +19,6 @@ import torch
 from holdfast.autopsy.machine import Machine, in_words
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.handles import open_handles
-from holdfast.doctor.parts import parts
 from holdfast.doctor.probe import Samples, Troubled, as_they_are, load_samples, rate
 from holdfast.engine.pickling import find_unpicklable
 from holdfast.memory.attributes import is_a
@@ -27,6 +26,7 @@ from holdfast.memory.budget import Budget, Share
 from holdfast.memory.collate import PLACED
 from holdfast.memory.containers import large_containers
 from holdfast.memory.gauge import Reading, ranks
+from holdfast.memory.parts import parts
 from holdfast.memory.pressure import Pressure
 
 __all__ = ["Plan", "Rates", "examine"]

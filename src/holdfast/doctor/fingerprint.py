@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.doctor.parts import homes, parts
 from holdfast.memory.attributes import is_a
+from holdfast.memory.parts import homes, parts
 
 __all__ = ["changed", "fingerprint"]
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from holdfast.doctor.parts import homes, parts
 from holdfast.memory.attributes import is_a
+from holdfast.memory.parts import homes, parts
 
 __all__ = ["open_handles"]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast import kernel
 from holdfast.autopsy.machine import in_words
 from holdfast.doctor.check import Check, bad, good, warning
 from holdfast.doctor.surroundings import Surroundings
@@ -105,6 +106,8 @@ def oom_group(here: Surroundings) -> Check:
 
 def shared_memory(here: Surroundings) -> Check:
     shm = here.machine.shm
+    files = here.kernel.get("memory files", kernel.Feature("memory files")).way
+    ours = "does" if "/dev/shm" in files else "does not"
     if shm is None:
         return warning("/dev/shm", "not there: torch's workers need it, holdfast's do not")
     words = f"{in_words(shm.free)} of {in_words(shm.total)} free"
@@ -116,10 +119,10 @@ def shared_memory(here: Surroundings) -> Check:
         return warning(
             "/dev/shm",
             f"{words}: torch's loader puts every batch in there, and so does NCCL; holdfast's loader "
-            "does not use it",
+            + ("does so here too" if ours == "does" else "does not use it"),
             command,
         )
-    return good("/dev/shm", f"{words}; torch's loader and NCCL use it, holdfast does not")
+    return good("/dev/shm", f"{words}; torch's loader and NCCL use it, holdfast {ours}")
 
 
 def files(here: Surroundings) -> Check:
@@ -422,6 +425,25 @@ _SCHEDULERS = (
 )
 
 
+def _feature(name: str) -> Callable[[Surroundings], Check]:
+    """The check of one thing that our workers ask of the kernel."""
+
+    def check(here: Surroundings) -> Check:
+        found = here.kernel.get(name, kernel.Feature(name, "", "it was not tried"))
+        if not found.way and name in kernel.NEEDED:
+            words = f"{found.lost}. Workers are torch's own here, and are not replaced"
+            return bad(name, words)
+        if not found.lost:
+            return good(name, found.way)
+        way = f"{found.way}: " if found.way else "none: "
+        return warning(name, f"{way}{found.lost}", _SANDBOX if here.container else "")
+
+    return check
+
+
+_SANDBOX = "docker run --security-opt seccomp=unconfined …   # if it is the container that refuses"
+
+
 def _limit(count: int | None) -> str:
     return "any number" if count is None else str(count)
 
@@ -446,4 +468,5 @@ CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
     opencv,
     container,
     scheduler,
+    *map(_feature, kernel.FEATURES),
 )

@@ -9,9 +9,10 @@ import re
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
+from holdfast import kernel
 from holdfast.autopsy.machine import Machine
 from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, process, text
 
@@ -40,6 +41,7 @@ class Surroundings:
     opencv: int | None = None  # threads it would use; None: not installed
     opencv_loaded: bool = False
     container: str = ""  # what kind of container this is; "" for none
+    kernel: Mapping[str, kernel.Feature] = field(default_factory=dict)  # by name, as tried here
 
     @classmethod
     def look(
@@ -52,7 +54,7 @@ class Surroundings:
             machine=seen,
             confined=cgroup.confinement("self", roots),
             environment=known,
-            cores=len(os.sched_getaffinity(0)),
+            cores=kernel.cores(),
             commit=_commit(roots),
             kernel_log=None if log is None else log.source,
             threads=process.threads("self", roots) or 1,
@@ -70,6 +72,7 @@ class Surroundings:
             opencv=_opencv(),
             opencv_loaded="cv2" in sys.modules,
             container=_container(seen.place, known, roots),
+            kernel={one.name: one for one in kernel.survey()},
         )
 
 

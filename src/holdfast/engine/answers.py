@@ -24,6 +24,7 @@ class Reported:
 
     result: Any  # a parcel, `Failed` or `DROPPED`
     bad: tuple[BadSample, ...]
+    samples: int | None = None  # of a stream that the batch took, if not as many as were asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class Careful(Fetcher):
         *,
         policy: Policy,
         worker_id: int | None,
+        randomness: Randomness | None = None,
         catch: type[BaseException] = BaseException,
         **kwargs: Any,
     ) -> None:
@@ -117,9 +118,19 @@ class Careful(Fetcher):
         self.catch = catch  # in the main process Ctrl-C is no bad sample
         self.reports: list[BadSample] = []
         self._text: bool | None = None  # whether samples are text, once one was seen
-        self._random_state = Randomness().snapshot
+        if randomness is None:  # in the main process
+            randomness = Randomness(self._roots)
+        self.randomness = randomness
+        self._random_state = randomness.snapshot
 
     # -- random states --------------------------------------------------------------------
+
+    def _roots(self) -> list[tuple[str, Any]]:
+        return [
+            ("dataset", self.dataset),
+            ("collate_fn", self.collate_fn),
+            ("on_bad_sample", self.policy.on_bad_sample),
+        ]
 
     @contextlib.contextmanager
     def _with_own_randomness(self, *seed: int) -> Iterator[None]:

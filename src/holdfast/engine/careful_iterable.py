@@ -38,9 +38,12 @@ class CarefulIterableFetcher(Careful, IterableFetcher):
         self._state_then: bytes | None = None
         self._through_generator: BaseException | None = None
         self._spare: Any = None  # a good one, for when no other comes
+        self.drawn = 0  # elements of the stream that the last batch took, good or bad
 
     def fetch(self, task: int, index: Any, brief: Brief | None = None) -> Any:
         self.reports = []
+        self.drawn = 0
+        self.made += 1
         if self.ended:
             raise StopIteration
         self._begin(task)
@@ -86,11 +89,13 @@ class CarefulIterableFetcher(Careful, IterableFetcher):
             self._go_on_after(self._through_generator)  # no end: a generator inside had raised
             return self._row(batch)
         except self.catch as error:
+            self.drawn += 1
             batch.keys.append(None)
             bad = self._bad(batch, position, "raised", cause=error)
             row = self._settle(batch, Trouble(bad, error))
             self._count_failure(bad, error)
             return row
+        self.drawn += 1
         batch.keys.append(None)
         self._failure = self._state_then = self._through_generator = None
         self._repeated = 0
@@ -162,7 +167,8 @@ class CarefulIterableFetcher(Careful, IterableFetcher):
             batch.rows.clear()
             return
         for row in pending:
-            dice = random.Random(substitute.seed_for(batch.task, row.position))
+            # By the count of its batches, and not by the task: drawn again, there is no task.
+            dice = random.Random(substitute.seed_for(self.made - 1, row.position))
             row.sample = copy.deepcopy(dice.choice(good))
 
     def _look_ahead(self, batch: Batch) -> list[Any]:

@@ -66,16 +66,14 @@ class CarefulMapFetcher(Careful, MapFetcher):
         self._one_after_the_other(batch)
         return self._together(batch)
 
-    def alone(self, task: int, index: Any, brief: Brief | None, code: int) -> None:
-        """Load one sample and drop it: does the worker live?"""
+    def alone(
+        self, task: int, index: Any, position: int | None, brief: Brief | None = None
+    ) -> None:
+        """As it says there; `position` may also be that of a candidate to stand in."""
         keys = list(index) if self.auto_collation else [index]
-        key = substitute.sample_of(keys, brief, code)
-        with self._with_own_randomness():
-            self.recorder.note(task, code, FETCH)
-            try:
-                self._load(key)
-            except BaseException:  # it raised, so it lives
-                return
+        key = substitute.sample_of(keys, brief, position)
+        self.recorder.note(task, -1 if position is None else position, FETCH)
+        self._load(key)
 
     # -- one batch ------------------------------------------------------------------------
 

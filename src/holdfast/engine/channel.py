@@ -16,6 +16,8 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from holdfast import kernel
+
 __all__ = ["Channel", "pair"]
 
 PACKET = 64 * 1024  # of payload; well below the default socket buffer of 208 KiB
@@ -27,7 +29,7 @@ Buffer = bytes | bytearray | memoryview
 
 def pair() -> tuple[Channel, socket.socket]:
     """A new channel: the parent's end, and the socket for the worker."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = kernel.socket_pair()
     ours.setblocking(False)
     return Channel(ours), theirs
 

@@ -7,6 +7,8 @@ sees of it is in `pool` too.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import pickle
 import select
 import signal
@@ -15,13 +17,14 @@ from collections import deque
 from typing import Any
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
-from holdfast.autopsy.incident import describe_status
+from holdfast.autopsy.incident import describe_end, describe_status
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import registry
 from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
+from holdfast.engine.continuation import Finding, NoWay, Plan, choose
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.machine import Machine
@@ -33,6 +36,7 @@ from holdfast.engine.protocol import (
     ENDED,
     ERROR,
     FOUND,
+    GROWN,
     HEAD,
     MEMORY,
     NOTHING_LEFT,
@@ -40,24 +44,29 @@ from holdfast.engine.protocol import (
     RAISED,
     READY,
     REFUSED,
+    REMARK,
     REPORT,
     RESUMED,
     RETIRED,
     SIZES,
     SURVIVED,
+    TAKEN_UP,
     Setup,
     order,
 )
+from holdfast.engine.rehearsal import Outcome, Rehearsals
 from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
 from holdfast.engine.warden import Warden
 from holdfast.memory import codec
-from holdfast.memory.growth import Point
+from holdfast.memory.growth import Point, Said
 from holdfast.samples.record import BadSample, digest_of_stack
 from holdfast.samples.substitute import NOTHING
 
 __all__ = ["Crew"]
+
+log = logging.getLogger("holdfast")
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
 
@@ -76,6 +85,7 @@ class Crew:
         warden: Warden,
         obituaries: Obituaries,
         stats: Stats,
+        said: Said,
         logbook: Logbook | None = None,
     ) -> None:
         self.machine = machine
@@ -89,20 +99,30 @@ class Crew:
         self.relief = Relief(machine, holdings, warden, logbook)
         self._obituaries = obituaries
         self._stats = stats
+        self._said = said
         self._logbook = logbook
+        for place in holdings.places:
+            place.course.seed = epoch.shared_seed
+        self._rehearsals = Rehearsals(holdings, machine.workers, silence.timeout)
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
         self._todo: deque[v.Action] = deque()  # the first is being carried out
+        self._told_of_renewal = False
 
     # -- what the watch has to know -------------------------------------------------------
 
-    def watched(self) -> tuple[int, ...]:
-        """The descriptors whose readiness wakes the watch."""
+    def watched(self) -> dict[int, int]:
+        """The descriptors whose readiness wakes the watch, and what they have to be ready for."""
         nursery = self._holdings.nursery
         if nursery.closed:
-            return ()
-        always = (nursery.control.fileno(), nursery.pidfd)
-        # A batch that arrives says how large they are: those that wait for that can be handed out.
-        return (*always, *self._holdings.channels) if self.machine.held_back else always
+            return {}
+        # The rest of a large order goes out when there is room for it, whatever the consumer does.
+        watched = dict.fromkeys(self._holdings.take_backlog(), select.POLLOUT)
+        if self.machine.held_back:
+            # A batch that arrives says how large they are: what waits for that can be handed out.
+            for fd in self._holdings.channels:
+                watched[fd] = watched.get(fd, 0) | select.POLLIN
+        always = (nursery.control.fileno(), nursery.process.fileno())
+        return watched | dict.fromkeys(always, select.POLLIN)
 
     def interval(self) -> float:
         """Seconds until the next look, at most."""
@@ -137,6 +157,9 @@ class Crew:
         if worker is None:
             self._hear_nursery()
             return False
+        if self._rehearsals.owns(worker):
+            self._rehearsals.hear(worker)
+            return False
         channel = self._places[worker].channel
         if channel is None or channel.fileno() != fd:
             return False  # replaced by what we dealt with a moment ago
@@ -167,7 +190,8 @@ class Crew:
         if kind == BATCH:  # first, because nearly all are
             number, content = self._open(place, message)
             parcel = codec.receive(memoryview(message)[content:], place.window)
-            answer = self._with_reports(place, parcel) if place.reports else parcel
+            told = place.reports or place.samples is not None
+            answer = self._with_reports(place, parcel) if told else parcel
             event = v.BatchReady(worker, generation, number, answer, parcel.nbytes)
         elif kind == READY:
             event = v.WorkerReady(worker, generation)
@@ -176,7 +200,14 @@ class Crew:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
             return
         elif kind == REPORT:
-            place.reports = tuple(pickle.loads(message[1:]))
+            reports, place.samples = pickle.loads(message[1:])
+            place.reports = tuple(reports)
+            return
+        elif kind == TAKEN_UP:
+            self._taken_up(worker, pickle.loads(message[1:]))
+            return
+        elif kind == GROWN:
+            self._grown(worker, message)
             return
         elif kind == RAISED:
             self._warden.raised(worker, *SIZES.unpack_from(message, 1))
@@ -186,6 +217,9 @@ class Crew:
             return
         elif kind == FOUND:
             self._warden.found(worker, pickle.loads(message[1:]))
+            return
+        elif kind == REMARK:
+            self._remark(worker, *pickle.loads(message[1:]))
             return
         elif kind == RETIRED:
             event = v.WorkerRetired(worker, generation, place.pulse.busy_since)
@@ -203,32 +237,40 @@ class Crew:
         number, content = self._open(place, message)
         if kind == ERROR:
             answer: Any = Failed(pickle.loads(message[content:]))
-            if place.reports:
+            if place.reports or place.samples is not None:
                 answer = self._with_reports(place, answer)
             return v.BatchReady(worker, generation, number, answer)
         if kind == NOTHING_LEFT:
             return v.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
         if kind == ENDED:
-            self.epoch.unclaimed.extend(place.reports)
-            place.reports = ()
+            if self.machine.up_to_date(worker):  # else they are of an epoch that was broken off
+                self.epoch.unclaimed.extend(place.reports)
+            place.reports, place.samples = (), None
             return v.ReplicaEnded(worker, generation, number)
         assert kind == RESUMED, kind
-        place.epoch_state = message[content:]
-        # That was the dataset's state before the epoch; there is none in it yet.
-        place.resting_state, place.dataset_state = place.dataset_state, None
+        place.course.resumed(message[content:], self.machine.next_seed(worker))
         return v.Resumed(worker, generation)
 
     def _open(self, place: Place, message: bytes) -> tuple[int, int]:
         """The number of the task that is answered, and where the content begins."""
-        number, size = HEAD.unpack_from(message, 1)
-        content = CONTENT + size
-        place.dataset_state = message[CONTENT:content] if size else None
+        number, size, mark = HEAD.unpack_from(message, 1)
+        content: int = CONTENT + size
+        if self.machine.iterable:
+            place.course.received(mark, message[CONTENT:content] if size else None)
         return number, content
 
     def _with_reports(self, place: Place, result: Any) -> Reported:
         """The answer, and the bad samples that were reported just before it."""
-        reports, place.reports = place.reports, ()
-        return Reported(result, reports)
+        told = Reported(result, place.reports, place.samples)
+        place.reports, place.samples = (), None
+        return told
+
+    def _remark(self, worker: int, about: str, text: str) -> None:
+        """Something the user should know: of many workers, and epochs, one word is enough."""
+        if self._said.first(about):
+            log.warning("%sworker %d: %s", self._obituaries.origin.prefix, worker, text)
+            if self._logbook is not None:
+                self._logbook.event(about, text, worker=worker)
 
     def _note_late_start(self, worker: int) -> None:
         tries = self.machine.tries(worker)
@@ -236,6 +278,48 @@ class Crew:
             times = "once" if tries == 1 else f"{tries} times"
             text = f"worker {worker} has started, after there had been no room for it {times}"
             self._logbook.event("started-late", text, worker=worker, tries=tries)
+
+    # -- streams --------------------------------------------------------------------------
+
+    def _taken_up(self, worker: int, finding: Finding) -> None:
+        """A process has tried to take up the stream of the one before it."""
+        generation, now = self.machine.generation(worker), time.monotonic()
+        if finding.leaves:
+            event: v.Event = v.WentAstray(worker, generation, now, finding.unfit)
+            self.carry_out(self.machine.handle(event))
+            return
+        self._obituaries.taken_up(worker, self._places[worker].pid, finding)
+        if finding.lost:
+            event = v.StreamLost(worker, generation, now, finding.in_words())
+            self.carry_out(self.machine.handle(event))
+
+    def _grown(self, worker: int, message: bytes) -> None:
+        """A worker of an iterable dataset is too large."""
+        place = self._places[worker]
+        place.size, _ = SIZES.unpack_from(message, 1)
+        # Not from its black box: it goes on, and writes there.
+        place.random_before = message[1 + SIZES.size :] or None
+        actions = self.machine.handle(v.WorkerGrown(worker, self.machine.generation(worker)))
+        if not self.machine.recycles:
+            self._warden.stays(worker, place.size)
+        self.carry_out(actions)
+
+    def _rehearse(self, action: v.Rehearse) -> None:
+        place = self._places[action.worker]
+        setup = self._setup(action, None, place.random_before)
+        if isinstance(setup, NoWay) or not self._rehearsals.begin(setup, place.size):
+            self._rehearsed((v.Rehearsed(action.worker, action.generation, None), None))
+
+    def _rehearsed(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            return
+        event, finding = outcome
+        size = self._places[event.worker].size
+        actions = self.machine.handle(event)
+        for action in actions:
+            if isinstance(action, v.Stay):
+                self._warden.stays(event.worker, size, event, finding)
+        self.carry_out(actions)
 
     # -- deaths ---------------------------------------------------------------------------
 
@@ -251,6 +335,9 @@ class Crew:
             self._nursery_lost()
 
     def _report(self, report: Report) -> None:
+        if self._rehearsals.owns(report.worker):
+            self._rehearsed(self._rehearsals.report(report))
+            return
         place = self._places[report.worker]
         current = report.generation == self.machine.generation(report.worker)
         if isinstance(report, Born):
@@ -272,7 +359,7 @@ class Crew:
                 handlers=report.handlers,
                 group=report.group,
             )
-            self._died(report.worker, report.status)
+            self._died(report.worker, report.status, at=report.at, grown=report.grown)
 
     def _died(
         self,
@@ -281,9 +368,13 @@ class Crew:
         errno: int | None = None,
         *,
         outside: bool = False,
+        nursery: tuple[str, str] = ("", ""),
+        at: float | None = None,
+        grown: int | None = None,
     ) -> None:
         """A worker is dead: hear its last words, then let the machine decide. `outside` if it went
-        with a nursery that was killed."""
+        with a nursery that was killed; `nursery` says how that ended, and why; `at` and `grown` are
+        the nursery's report."""
         place, machine = self._places[worker], self.machine
         if not machine.alive(worker):
             return
@@ -295,18 +386,35 @@ class Crew:
         if machine.retiring(worker) and errno is None:
             self._succeed(worker)
             return
+        if machine.leaving(worker) and errno is None:
+            self._send_another(worker)
+            return
         if machine.condemned(worker):
             cause = "stalled"
         elif errno is not None:
             cause = "start-failed"
         outside = cause == "killed" and (outside or name is not None)
-        self._bury(worker, Ending(cause, name, exitcode, errno=errno, outside=outside))
+        ending = Ending(
+            cause,
+            name,
+            exitcode,
+            errno=errno,
+            outside=outside,
+            nursery=nursery,
+            at=at,
+            grown=grown,
+        )
+        self._bury(worker, ending)
 
     def _succeed(self, worker: int) -> None:
         """A worker has gone because of its size: that is no incident."""
-        self._coroner.left(worker)
         self._warden.retired(worker)
         self._stats.recycled += 1
+        self._send_another(worker)
+
+    def _send_another(self, worker: int) -> None:
+        """The machine knew that this worker would go."""
+        self._coroner.left(worker)
         generation = self.machine.generation(worker)
         actions = self.machine.handle(
             v.WorkerDied(worker, generation, v.Death(at=time.monotonic()))
@@ -325,27 +433,57 @@ class Crew:
         later = machine.put_off(worker) and not obituary.death.shortage
         replaced = starts(actions, worker) or later
         if obituary.gives_up_sample:
-            place.dataset_state = None  # the state before that sample is none to go on from
+            place.course.forget_states()  # the one before that sample is none to go on from
         self._stats.restarts += replaced
         place.pid = None if replaced else place.pid
         done = obituary.done(machine, actions)
         self.carry_out(actions)  # first the replacement; it need not wait for the autopsy
         self._obituaries.file(obituary, done)
 
-    def _nursery_lost(self) -> None:
+    def _nursery_lost(self, how: str = "") -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
         status = self._holdings.drop_nursery()
-        outside = status is not None and describe_status(status)[0] == "killed"
+        error = self._holdings.nursery.error or ""
+        kind, name, exitcode = describe_status(status)
+        # One that has raised may be killed by us, on its way out.
+        outside = status is not None and kind == "killed" and not error
+        if status is not None and not how:
+            how = describe_end(name, exitcode)
+        nursery = how, error
+        for outcome in self._rehearsals.lost():
+            self._rehearsed(outcome)
         for worker in range(self.machine.workers):
             if self.machine.alive(worker):
                 self._spoil_arena(worker)  # its old worker may take a moment to die
-                self._died(worker, None, outside=outside)
+                self._died(worker, None, outside=outside, nursery=nursery)
+
+    def _renew_nursery(self, stalled: int) -> None:
+        """Make another, as the trainer is now; workers that lived are no deaths to be counted. The
+        one that has stalled is dead already, and its start is still to come."""
+        if not self._told_of_renewal:
+            self._told_of_renewal = True
+            log.warning(
+                "%sworkers stall on a lock that was held when they were forked, and so it is in "
+                "all that come from the same process: they are forked from the trainer anew, where "
+                "it is probably free by now, and the run goes on. To be safe from it, use "
+                "multiprocessing_context='forkserver'.",
+                self._obituaries.origin.prefix,
+            )
+        self._holdings.drop_nursery()
+        self._rehearsals.lost()  # with the workers that asked for them
+        for worker in range(self.machine.workers):
+            if worker == stalled or not self.machine.alive(worker):
+                continue
+            self._spoil_arena(worker)  # its old worker may take a moment to die
+            now, generation = time.monotonic(), self.machine.generation(worker)
+            self.carry_out(self.machine.handle(v.WorkerRetired(worker, generation, now)))
+            self._send_another(worker)
 
     def _abandon(self, worker: int) -> None:
         """A worker that does not even die: never use its memory again."""
         place = self._places[worker]
         if not place.kill_confirmed:
-            self._nursery_lost()  # it is the nursery that does not answer
+            self._nursery_lost("did not answer and was ended")  # it is not the worker's fault
             return
         self._spoil_arena(worker)
         self._bury(worker, Ending("unkillable", None, None))
@@ -367,6 +505,7 @@ class Crew:
         machine, silence, now = self.machine, self._silence, time.monotonic()
         silence.awake(now, self._longest_interval())
         self._coroner.look(now)
+        self._rehearsals.look(now)
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
@@ -416,12 +555,22 @@ class Crew:
             self._convict(action)
         elif isinstance(action, v.Separate):
             action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
+        elif isinstance(action, v.Renew):
+            self._renew_nursery(action.worker)
         elif action.generation != self.machine.generation(action.worker):
             return  # an action before this one has replaced it already
         elif not self.machine.alive(action.worker):
             return  # or has found it dead, and nobody is to replace it
         elif isinstance(action, v.Start):
             self._start(action)
+        elif isinstance(action, v.Rehearse):
+            self._rehearse(action)
+        elif isinstance(action, v.Ask):
+            self.relief.wish(action.worker, "ask")
+        elif isinstance(action, v.Retire):
+            self.relief.wish(action.worker, "retire")
+        elif isinstance(action, v.Stay):
+            self.relief.wish(action.worker, "stay", action.for_good)
         elif isinstance(action, v.Abandon):
             self._abandon(action.worker)
         else:
@@ -449,7 +598,7 @@ class Crew:
                 message = order("briefed", item.number, content, released)
         elif isinstance(item, v.Trial):
             task = item.task
-            suspect = (task.index, task.brief, item.sample)
+            suspect = (task.index, task.brief, item.sample, item.pause)
             message = order("trial", task.number, suspect, released)
         else:
             message = order("resume", 0, item.seed, released)
@@ -484,55 +633,99 @@ class Crew:
 
     def _start(self, action: v.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
-        place.reports = ()  # of an answer that never came
+        place.reports, place.samples = (), None  # of an answer that never came
         place.kill_confirmed = False
         place.pulse.busy_since = time.monotonic()
         trace = self._warden.started(worker)
+        setup = self._setup(action, *self._random_states(action), trace)
+        if isinstance(setup, NoWay):
+            now = time.monotonic()
+            lost = v.StreamLost(worker, action.generation, now, setup.why, started=False)
+            self.carry_out(self.machine.handle(lost))
+            return
         self._holdings.boxes.clear(worker)
         try:
             self._holdings.prepare(worker, action.generation)
-            self._holdings.start(self._setup(action, trace))
+            self._holdings.start(dataclasses.replace(setup, held=self._held(worker)))
         except OSError as error:
             if action.generation == 0:
                 raise  # in iter(loader), where torch would raise it too
             self._unborn.append(NotBorn(worker, action.generation, error.errno or 0))
 
-    def _setup(self, action: v.Start, trace: int) -> Setup:
+    def _held(self, worker: int) -> tuple[tuple[int, int], ...]:
+        """Parts of its arena that the consumer still uses; of that which it is started with."""
+        return tuple(self._places[worker].window.handover())
+
+    def _random_states(self, action: v.Start) -> tuple[bytes | None, bytes | None]:
+        """Before the first item it will be asked for, and before the last one answered."""
+        if not action.answered:
+            return None, None
+        boxes = self._holdings.boxes
+        now = boxes.random_state(action.worker, action.answered)
+        before = boxes.random_state(action.worker, action.answered - 1)
+        return now or before, before  # the last item may have been given up
+
+    def _setup(
+        self,
+        action: v.Start | v.Rehearse,
+        random_state: bytes | None,
+        random_before: bytes | None,
+        trace: int = 0,
+    ) -> Setup | NoWay:
         """Where the worker takes up, and with what."""
         worker, place = action.worker, self._places[action.worker]
-        random_state = None
-        if action.answered:
-            random_state = self._holdings.boxes.random_state(worker, action.answered)
-            if random_state is None:  # the last item was given up: from the state before it
-                random_state = self._holdings.boxes.random_state(worker, action.answered - 1)
+        plan = self._plan(action, random_before)
+        if isinstance(plan, NoWay):
+            return plan
         return Setup(
             worker=worker,
-            workers=self.machine.workers,
             generation=action.generation,
-            shared_seed=self.epoch.shared_seed,
-            held=tuple(place.window.handover()),
+            shared_seed=place.course.seed,
+            held=(),
             answered=action.answered,
             passed=action.passed,
             replica=action.replica,
             exhausted=action.exhausted,
             random_state=random_state,
-            epoch_state=place.epoch_state,
-            resting_state=place.resting_state,
-            dataset_state=place.dataset_state,
+            epoch_state=place.course.epoch_state,
+            accused=isinstance(action, v.Start) and action.accused,
             allowance=self._warden.allowance,
             trace=trace,
+            plan=plan,
+            marks=self.machine.iterable and self.machine.recovery != "raise",
+            region=worker,
+            regions=self._holdings.boxes.workers,
+        )
+
+    def _plan(
+        self, action: v.Start | v.Rehearse, random_before: bytes | None
+    ) -> Plan | NoWay | None:
+        """How its stream is taken up; None if there is nothing to take up."""
+        machine = self.machine
+        if not machine.iterable or (action.generation == 0 and isinstance(action, v.Start)):
+            return None
+        return choose(
+            machine.recovery,
+            self._places[action.worker].course,
+            exhausted=action.exhausted,
+            passed=action.passed,
+            persistent=machine.persistent,
+            unfit=action.unfit,
+            random_before=random_before,
         )
 
     # -- the end --------------------------------------------------------------------------
 
-    def signal(self, worker: int, number: int) -> None:
+    def signal(self, worker: int, generation: int, number: int) -> None:
         """The user sends a worker a signal, through us."""
-        self._coroner.sent(worker)
-        self._holdings.nursery.signal(worker, self.machine.generation(worker), number)
+        if generation == self.machine.generation(worker):
+            self._coroner.sent(worker)
+            self._holdings.nursery.signal(worker, generation, number)
 
     def end(self, deadline: float) -> None:
         """Tell all workers to go, and wait for their end."""
         self.machine.stop()
+        self._rehearsals.stop()
         self._holdings.send_all_away()
         self._wait_for_all(deadline)
 
@@ -550,6 +743,8 @@ class Crew:
             if reports is None:
                 break
             for report in reports:
+                if self._rehearsals.owns(report.worker):
+                    continue
                 place = self._places[report.worker]
                 if report.generation != self.machine.generation(report.worker):
                     continue

@@ -89,14 +89,15 @@ def rebuild(
     batch: int,
     worker_id: int,
     name_of: Callable[[Any], str | None] = lambda index: None,
+    whose: str = "",
 ) -> BaseException:
     """In the main process: the exception to raise. `keys`: of the samples in `index`, if that is a
-    batch of them."""
+    batch of them; `whose`: to stand before it, see `origin`."""
     message = (
         f"Caught {failure.name} in DataLoader worker process {worker_id}.\nOriginal {failure.text}"
     )
     sample, words = _whereabouts(failure, index, keys, batch, worker_id, name_of)
-    message = f"{message}\nholdfast: {words}"
+    message = f"{message}\nholdfast: {whose}{words}"
     kind = _first_type(failure.types)
     original = _unpickled(failure.original)
     error = _construct(kind, failure.name, message, original)
@@ -161,15 +162,9 @@ def _construct(
         except Exception:
             continue
         if type(error) is kind:
-            return _named(error, name)
+            # A base that stands for a type we could not find still shows that type's name.
+            return error if kind.__name__ == name else _stand_in(kind, name, message)
     return _stand_in(kind, name, message)
-
-
-def _named(error: BaseException, name: str) -> BaseException:
-    """A base that stands for a type we could not find still shows that type's name."""
-    if type(error).__name__ == name:
-        return error
-    return _stand_in(type(error), name, str(error))
 
 
 def _stand_in(kind: type[BaseException], name: str, message: str) -> BaseException:

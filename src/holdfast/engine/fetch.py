@@ -26,6 +26,10 @@ def _nothing() -> int:
     return 1 << 30
 
 
+def _unheard(about: str, words: str) -> None:
+    pass
+
+
 class Fetcher:
     """What makes batches of a dataset, of either kind."""
 
@@ -53,6 +57,9 @@ class Fetcher:
         self.tidy: Callable[[], int] = _nothing
         self._until_tidy = 1
         self._leave_out = 0  # batches in which not to look for large samples
+        self._watch = True  # whether samples are one buffer that is filled again and again
+        # Called with what the user should know: what about, and the words.
+        self.remark: Callable[[str, str], object] = _unheard
 
     def _collate(self, task: int, data: Any) -> Any:
         if self.faults:
@@ -71,12 +78,26 @@ class Fetcher:
             return None
         if self._leave_out:
             self._leave_out -= 1
+            self._watch = True  # there were none to be watched
             return None
         try:
             size = len(index)
         except TypeError:
             return None
-        return Placement(self.arena, size) if size > 0 else None
+        if size < 2 or not self._watch:
+            return Placement(self.arena, size) if size > 0 else None
+        self._watch = False  # one batch is enough
+        return Placement(self.arena, size, self._refilled)
+
+    def _refilled(self) -> None:
+        self.remark(
+            "refilled-buffer",
+            "the dataset returns the same memory for several samples of a batch, and fills it anew "
+            "for each. Samples of 64 KiB or more are copied into the batch as they are loaded, so "
+            "it has each of them as it was returned; of smaller ones, with num_workers=0 and with "
+            "torch's loader, the last one would be in the batch again and again. Return a copy "
+            "(tensor.clone(), array.copy()), and it is the same everywhere.",
+        )
 
     def _begin(self, task: int) -> None:
         self.step = "fetch"
@@ -110,6 +131,20 @@ class MapFetcher(Fetcher):
             placement = self._placement(index)  # lives until its rows are collated
             data = self._one_by_one(index, placement)
         return self._collate(task, data)
+
+    def alone(self, task: int, index: Any, position: int | None) -> None:
+        """Load one sample and drop it: does the worker live? Without a position all of the batch,
+        as a dataset has it that loads them at once: from outside they cannot be told apart."""
+        self.recorder.note(task, -1 if position is None else position, FETCH)
+        if not self.auto_collation:
+            self.dataset[index]
+        elif position is not None:
+            self.dataset[list(index)[position]]
+        elif makes_batches(self.dataset):
+            self.dataset.__getitems__(index)
+        else:
+            for key in index:
+                self.dataset[key]
 
     def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
         data: list[Any] = []
@@ -146,8 +181,10 @@ class IterableFetcher(Fetcher):
         self.iterator: Iterator[Any] = iter(dataset) if iterator is None else iterator
         self.ended = False
         self.ahead: list[Any] = []  # read before its time, to stand in for bad elements
+        self.made = 0  # how often it was asked for a batch
 
     def fetch(self, task: int, index: Any) -> Any:
+        self.made += 1
         if self.ended:
             raise StopIteration
         self._begin(task)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.engine import registry
 from holdfast.engine.channel import Channel, pair
+from holdfast.engine.continuation import Course
 from holdfast.engine.faults import strike_start
 from holdfast.engine.lifeline import Lifeline
 from holdfast.engine.nurse import Nurse
@@ -43,12 +44,13 @@ class Place:
     pulse: Pulse = field(default_factory=Pulse)
     pid: int | None = None
     exitcode: int | None = None
-    epoch_state: bytes | None = None
-    resting_state: bytes | None = None
-    dataset_state: bytes | None = None
+    course: Course = field(default_factory=Course)  # of its stream, if it is one
+    size: int = 0  # bytes it had of its own when it said that it is too large,
+    random_before: bytes | None = None  # and its random state before the last batch
     kill_confirmed: bool = False
     tidied: bool = False  # has been told to give back what it does not use, and nothing since
-    reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next
+    reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next,
+    samples: int | None = None  # and how many it took of a stream, if not as many as asked for
 
 
 class Holdings:
@@ -67,6 +69,7 @@ class Holdings:
         self.kept = Kept()  # by the consumer, of all arenas there ever were
         self.channels: dict[int, int] = {}  # descriptor -> worker
         self.poll = select.poll()
+        self.backlog = False  # part of an order waits for room, and the watch does not know it yet
         self._blueprint = blueprint
         self._payload = payload
         self._before_fork = before_fork
@@ -74,7 +77,8 @@ class Holdings:
         with contextlib.ExitStack() as undo:
             self.lifeline = Lifeline()
             undo.callback(self.lifeline.cut)
-            self.boxes = BlackBoxes(workers)
+            # A stream may have to be tried by somebody else while its worker is at it.
+            self.boxes = BlackBoxes(2 * workers if blueprint.iterable else workers)
             undo.callback(self.boxes.close)
             for worker in range(workers):
                 fd = arenas.create(f"holdfast-{worker}")
@@ -99,14 +103,14 @@ class Holdings:
             self._before_fork()
             nursery = Nursery.fork(self._nurse, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
-        self.poll.register(nursery.pidfd, select.POLLIN)
+        self.poll.register(nursery.process, select.POLLIN)
         self._nursery = nursery
 
     def drop_nursery(self) -> int | None:
         """And with it all workers, which die with it. The next start makes another. Its status, as
         waitpid gives it, if that can be known."""
         self.poll.unregister(self.nursery.control)
-        self.poll.unregister(self.nursery.pidfd)
+        self.poll.unregister(self.nursery.process)
         self.nursery.kill()
         self.nursery.wait(1.0)
         self.nursery.close()
@@ -120,10 +124,10 @@ class Holdings:
         threads.limit()
         blueprint, boxes, line = self._blueprint, self.boxes.fd, self.lifeline.reading
 
-        def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
+        def deliver(setup: bytes, channel: int, arena: int, parent: int, dump: int | None) -> None:
             run(
                 pickle.loads(setup),
-                Equipment(channel, arena, boxes, parent, line),
+                Equipment(channel, arena, boxes, parent, line, dump),
                 lambda: blueprint,
             )
 
@@ -156,7 +160,14 @@ class Holdings:
 
     def post(self, channel: Channel, message: bytes) -> None:
         if channel.post(message):
+            self.backlog = True
             self.poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
+
+    def take_backlog(self) -> list[int]:
+        """The descriptors of channels where part of an order waits: the watch knows now."""
+        self.backlog = False
+        channels = (place.channel for place in self.places)
+        return [one.fileno() for one in channels if one is not None and one.pending]
 
     def flush(self, channel: Channel) -> None:
         """Send what had to wait, now that there is room."""
@@ -220,3 +231,4 @@ class Holdings:
                 place.channel.disown()
         if self._nursery is not None:
             self._nursery.control.close()
+            self._nursery.process.close()  # which may be a copy of it

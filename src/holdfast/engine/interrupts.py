@@ -22,7 +22,7 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -115,16 +115,31 @@ def _restore() -> None:
         _handlers.pop(number, None)
 
 
-def _note(number: int, frame: object) -> None:
-    _caught.append((os.getpid(), number))
+# Both have what they need in their arguments: a process may fork, and be interrupted, while the
+# interpreter takes its modules apart. Nothing is put aside then.
+def _note(
+    number: int,
+    frame: object,
+    caught: list[tuple[int, int]] = _caught,
+    getpid: Callable[[], int] = os.getpid,
+) -> None:
+    caught.append((getpid(), number))
 
 
-def _in_child() -> None:
+def _in_child(
+    get_ident: Callable[[], int] = _get_ident,
+    getpid: Callable[[], int] = os.getpid,
+    caught: list[tuple[int, int]] = _caught,
+    handlers: dict[int, Any] = _handlers,
+    back: Callable[[], bool] = bring_back,
+) -> None:
     """The thread that forked is the main one now. What the parent has caught is the parent's."""
     global _main
-    _main = _get_ident()
-    _caught[:] = [(pid, number) for pid, number in _caught if pid == os.getpid()]
-    bring_back()
+    _main = get_ident()
+    mine = getpid()
+    caught[:] = [(pid, number) for pid, number in caught if pid == mine]
+    if handlers or caught:
+        back()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -14,7 +14,7 @@ import resource
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from holdfast import kernel
 from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
@@ -51,9 +52,10 @@ from holdfast.errors import TooManyBadSamples, WorkerError, WorkerStartError
 from holdfast.memory.budget import Budget, Share
 from holdfast.memory.codec import Parcel
 from holdfast.memory.growth import Said
+from holdfast.origin import Origin
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account, Ledger
-from holdfast.samples.record import name_of
+from holdfast.samples.record import BadSample, name_of
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
 
@@ -168,13 +170,18 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
                 account.end()
                 raise
             except Exception:
-                account.settle(len(keys), fetcher.reports)
+                account.settle(_samples(fetcher, keys), fetcher.reports)
                 raise
-            account.settle(len(keys), fetcher.reports)
+            account.settle(_samples(fetcher, keys), fetcher.reports)
         if self._pin_memory:
             data = _pin(data, self._pin_memory_device)
         self._stats.batches += 1
         return data
+
+
+def _samples(fetcher: CarefulMapFetcher | CarefulIterableFetcher, keys: Sequence[Any]) -> int:
+    """How many samples a batch took: of a stream, the last one may have fewer than it asks for."""
+    return fetcher.drawn if isinstance(fetcher, CarefulIterableFetcher) else len(keys)
 
 
 class ProcessIterator(_BaseDataLoaderIter):
@@ -186,10 +193,13 @@ class ProcessIterator(_BaseDataLoaderIter):
         options: Settings,
         stats: Stats,
         on_incident: Callable[[Incident], None],
+        on_amended: Callable[[Incident, Incident, str], None],
         ledger: Ledger,
         logbook: Logbook | None,
         budget: Budget,
         said: Said,
+        origin: Origin,
+        explained: set[Hashable],
     ) -> None:
         super().__init__(loader)
         if loader.prefetch_factor <= 0:
@@ -230,8 +240,9 @@ class ProcessIterator(_BaseDataLoaderIter):
             iterable=iterable,
             persistent=self._persistent_workers,
             restarts=options.restarts,
-            trials=options.policy is not None,
+            leaves_out=options.policy is not None,
             share=Share(budget, stats.largest_batch_bytes or None),
+            recovery=options.iterable_recovery,
         )
         try:
             with interrupts.deferred():  # until there is somebody who ends the workers
@@ -242,10 +253,13 @@ class ProcessIterator(_BaseDataLoaderIter):
                     shared_seed=self._shared_seed,
                     stall_timeout=options.stall_timeout,
                     on_incident=on_incident,
+                    on_amended=on_amended,
                     stats=stats,
                     logbook=logbook,
                     worker_memory_limit=options.worker_memory_limit,
                     said=said,
+                    origin=origin,
+                    explained=explained,
                     open_draws=not _runs_nothing_of_the_users(self._index_sampler),
                 )
                 self._pool.user = weakref.ref(self)
@@ -365,7 +379,10 @@ class ProcessIterator(_BaseDataLoaderIter):
                 pool.done_with(taken)
                 raise error
         except TimedOut:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout} seconds\n"
+                f"holdfast: {pool.origin.prefix}no batch came within timeout={self._timeout}"
+            ) from None
         except (KeyboardInterrupt, SystemExit):
             self._in_hand = _NOTHING
             self._shutdown_workers()
@@ -382,7 +399,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             raise error
         if isinstance(taken, Refused):
             self._shutdown_workers()
-            raise cannot_start(taken)
+            raise cannot_start(taken, pool.origin)
         if not self._persistent_workers:
             self._shutdown_workers()
         raise StopIteration
@@ -408,8 +425,12 @@ class ProcessIterator(_BaseDataLoaderIter):
     def _count(self, account: Account, taken: Any) -> None:
         if isinstance(taken, v.Delivery):
             result = taken.result
-            bad = result.bad if isinstance(result, Reported) else ()
-            account.note(len(taken.task.keys), bad, taken.task.keys)
+            bad: Sequence[BadSample] = ()
+            samples = len(taken.task.keys)
+            if isinstance(result, Reported):
+                bad = result.bad
+                samples = samples if result.samples is None else result.samples
+            account.note(samples, bad, taken.task.keys)
         elif taken is v.END:
             epoch = self._pool.epoch
             unclaimed, epoch.unclaimed = epoch.unclaimed, []
@@ -438,9 +459,10 @@ class ProcessIterator(_BaseDataLoaderIter):
                 batch=task.number,
                 worker_id=task.worker,
                 name_of=functools.partial(name_of, self._dataset),
+                whose=self._pool.origin.prefix,
             )
         past_it = self._account is not None
-        return poisoned(result, self._pool.obituaries.all(), past_it=past_it)
+        return poisoned(result, self._pool.obituaries, past_it=past_it)
 
     def _shutdown_workers(self) -> None:
         self._pool.close()
@@ -488,14 +510,16 @@ _REFUSALS = {errno.EAGAIN: "task-limit", errno.ENOMEM: "fork-enomem"}
 """What fork says when there is no room for a process, and the cause that explains it."""
 
 
-def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) -> Pool:
+def _new_pool(
+    blueprint: Blueprint, *, payload: Payload | None, origin: Origin, **options: Any
+) -> Pool:
     try:
-        return Pool(blueprint, payload=payload, **options)
+        return Pool(blueprint, payload=payload, origin=origin, **options)
     except OSError as error:
         if error.errno in _REFUSALS:
             raise WorkerStartError(
-                "DataLoader worker (pid(s) none) exited unexpectedly: the system refused the first "
-                f"process of {blueprint.num_workers} worker(s), with "
+                f"DataLoader worker (pid(s) none) exited unexpectedly: {origin.prefix}the system "
+                f"refused the first process of {blueprint.num_workers} worker(s), with "
                 f"{errno.errorcode[error.errno]} ({error.strerror}).\n"
                 "What to do: end other processes and threads of this user, or raise the limit "
                 "(ulimit -u for processes, pids.max and memory.max of the container), then call "
@@ -503,10 +527,11 @@ def _new_pool(blueprint: Blueprint, *, payload: Payload | None, **options: Any) 
             ) from error
         if error.errno != errno.EMFILE:
             raise
+        allowed = (kernel.limit(resource.RLIMIT_NOFILE) or ("unknown",))[0]
         raise RuntimeError(
-            f"Too many open files: {blueprint.num_workers} workers need about "
+            f"Too many open files: {origin.prefix}{blueprint.num_workers} workers need about "
             f"{DESCRIPTORS * blueprint.num_workers + 10} descriptors and the limit is "
-            f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}. Please increase the limit using "
+            f"{allowed}. Please increase the limit using "
             "`ulimit -n` in the shell, or use fewer workers. (holdfast does not keep descriptors "
             "for batches, so `torch.multiprocessing.set_sharing_strategy` makes no difference.)"
         ) from error

@@ -6,32 +6,34 @@ ever writes: the trainer holds the only writing end, and everybody else has told
 them SIGKILL when that end closes. No process has to run for that.
 
 A process the user forks from the trainer holds a copy of the writing end and postpones the signal
-until it ends too; then it is the nursery's pidfd alone that tells.
+until it ends too; then it is the nursery's handle on the trainer alone that tells. So it is where
+there is no /proc, or where a sandbox does not let us ask for the signal: this is a second net.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 
+from holdfast import kernel
+
 __all__ = ["ARM", "Lifeline", "arm"]
 
-F_SETSIG = 10  # Linux's number; not in fcntl before Python 3.11
-
-# What a spawned nursery runs before its first import of anything of ours.
+# What a spawned nursery runs before its first import of anything of ours: as `arm`, and
+# `kernel.signal_at_end`.
 ARM = """\
 import fcntl, os
-line = os.open("/proc/self/fd/%d" % {fd}, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
-fcntl.fcntl(line, 10, 9)
-fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
 try:
-    os.read(line, 1)
-except BlockingIOError:
+    low = os.open("/proc/self/fd/%d" % {fd}, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    line = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)  # never a standard stream's number
+    os.close(low)
+    fcntl.fcntl(line, 8, os.getpid())
+    fcntl.fcntl(line, 10, 9)
+    fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
+    if not os.read(line, 1):
+        os._exit(0)
+except OSError:
     pass
-else:
-    os._exit(0)
 """
 
 
@@ -39,7 +41,7 @@ class Lifeline:
     """The trainer's hold on it."""
 
     def __init__(self) -> None:
-        self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        self.reading, self._writing = kernel.pipe()
 
     def let_go(self) -> None:
         """In a process forked from the trainer: do not hold the end that keeps others alive."""
@@ -54,17 +56,13 @@ class Lifeline:
 
 
 def arm(reading: int) -> None:
-    """In a nursery or worker: be killed when the trainer is gone.
-
-    Through a file description of this process's own, since the signal's receiver is a property of
-    the description and would otherwise be the last one who armed it.
-    """
-    line = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(line, F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
+    """In a nursery or worker: be killed when the trainer is gone."""
+    line = kernel.signal_at_end(reading, signal.SIGKILL)
+    if line is None:
+        return
     try:
-        os.read(line, 1)
+        gone = not os.read(line, 1)
     except BlockingIOError:
         return
-    os._exit(0)  # the trainer was gone before the signal was armed
+    if gone:  # before the signal was armed
+        os._exit(0)

@@ -17,12 +17,29 @@ What it promises (each has a property in ``tests/engine/test_machine.py``):
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
   failure is delivered where the first missing batch would have been.
 
-With a policy for bad samples (`trials`), a sample that was being loaded when its worker died is put
-on trial before it is blamed: the next process in that seat first loads it alone. If that one dies
-of it too, the sample is convicted, the driver is told to leave it out (`Convict`) and the batch is
-redone; if it lives, the sample is acquitted and the batch redone with it. What could have been a
-kill from outside (SIGKILL) has to happen twice before the trial and twice in it. Deaths that
-convict a sample do not count as restarts: how many may be bad is for another limit to say.
+A sample of map-style data that was being loaded when its worker died is put on trial before it is
+blamed: the next process in that seat first loads it alone. If that one dies of it too, the sample
+is convicted: the driver is told to leave it out (`Convict`) and the batch is redone, or, without a
+policy for bad samples, the batch is given up (`Poisoned`). If it lives, the sample is acquitted and
+the batch redone with it. What can be convicted of what:
+
+- A worker that ended by itself (a crash, an exit, a stall, a signal it sent to itself) needs one
+  death in the batch, and one alone.
+- One that was killed (SIGKILL) while memory was short: one, and two alone.
+- One that was killed, and nothing says by whom: two, and then alone three times in a row *in the
+  same instant*. Somebody may be killing workers from outside, at any rate, and then whatever is
+  being loaded dies with them; how often it does so proves nothing. So the worker waits before it
+  loads the sample, for a time drawn at random that is at least `CLOSE` times as long as the sample
+  then takes to kill. A kill that has nothing to do with the sample strikes while the worker waits:
+  that it comes so soon after it, by chance, happens once in `CLOSE` times at most, whatever
+  the rate and the rhythm of the killing. Who is killed while it waits has shown that it needs no
+  sample for that, and the suspicion is dropped.
+
+Everything else counts as a restart and as nothing else. Without a way to tell, nobody is convicted:
+`max_restarts` is what ends such a run. Elements of a stream cannot be loaded alone: there it takes
+two deaths in a row that were its own doing, or three that were that or for memory. With a policy,
+deaths that convict a sample do not count as restarts: how many may be bad is for another limit to
+say.
 
 A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
 persistent workers); trials stand between them and leave no trace in what a worker does later.
@@ -35,15 +52,29 @@ always among those in flight.
 A worker that has grown too large says so after an answer and goes (`WorkerRetired`). That is no
 death: nothing is counted, and its successor takes up from the same random state.
 
+The stream of an iterable dataset may not come again as it was: `continuation` says how a successor
+gets to where its predecessor was, and sees whether it has. One that has not says so and goes
+(`WentAstray`), which is no death either; the next one is told not to try that way, and so are those
+of all other seats. Where no way keeps the number of batches the run ends (`StreamLost`), and so it
+does at the first death if the user wants that (``recovery="raise"``). A worker of such a dataset
+that has grown too large asks (`WorkerGrown`) and goes on meanwhile: first a process of its own
+tries to take up its stream (`Rehearse`), and only if that was exact, and made a smaller process, it
+is told to go (`Retire`). If it was not, no worker of this pool is replaced for its size any more.
+
 A start that fails because something is short (processes, memory, descriptors) is no death either:
 somebody else may give it back in a moment. It is tried again after a pause, each twice as long as
 the one before up to a limit, while the other workers go on. When that has been so for about half a
 minute, the failure tells of all the tries.
 
-A worker that ends by itself before it is ready, three times in a row, cannot start. One that is
-killed from outside (SIGKILL) while it starts says nothing about whether it could: it is started
-again, from the second time on after such pauses too. Where restarts are limited that ends as well;
-where the user wants no limit it goes on, however often somebody kills it.
+A worker that ends by itself before it is ready, three times in a row, cannot start; nor can one go
+on that ends three times in a row while it catches up with its predecessor. One that is killed from
+outside (SIGKILL) says nothing about whether it could: it is started again, if it was not ready yet
+from the second time on after such pauses too. That counts towards the limit of restarts, and is
+nothing else.
+
+A worker that waits for a lock which was held when it was forked cannot be helped by another from
+the same nursery, and no sample is to blame. After two of them the nursery is made anew (`Renew`),
+from the trainer as it is then. It is not done for ever: the lock may be one that is always held.
 
 Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
@@ -51,15 +82,18 @@ because torch's workers execute them too and their random state shows it; their 
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast.engine.continuation import Recovery
 from holdfast.engine.vocabulary import (
     END,
     Abandon,
     Action,
+    Ask,
     BatchReady,
     Convict,
     Death,
@@ -72,32 +106,49 @@ from holdfast.engine.vocabulary import (
     Item,
     Kill,
     Poisoned,
+    Rehearse,
+    Rehearsed,
+    Renew,
     ReplicaEnded,
     RestartPolicy,
     Resumed,
     Resumption,
+    Retire,
     Separate,
     Start,
+    Stay,
+    StreamLost,
     Survived,
     Task,
     Ticked,
     Trial,
+    WentAstray,
+    WorkerGrown,
     WorkerReady,
     WorkerRetired,
     WorkerStalled,
 )
 from holdfast.memory.budget import Share
 
-__all__ = ["ABANDON_AFTER", "FAILED_STARTS", "KILLED_STARTS", "KILL_AFTER", "Machine"]
+__all__ = ["ABANDON_AFTER", "FAILED_STARTS", "KILL_AFTER", "Machine"]
 
 KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack before SIGKILL
 ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker
 ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
+CLOSE: Final = 40  # a death is telling if the pause before was so many times as long,
+TELLING: Final = 3  # and so many of them in a row convict
+LONGEST_TRIAL: Final = 6  # deaths in one trial that prove nothing, before it is dropped
+FIRST_WAIT: Final = 1.5  # seconds to wait before a sample that may be innocent is loaded alone;
+WIDE: Final = 3 * CLOSE  # from the second time on so many times as long as it took to kill,
+LONGEST_WAIT: Final = 10.0  # but no longer
 REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
+REMEMBERED_STRIKES: Final = 10  # deaths in a row at one sample that are kept
 FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
-KILLED_STARTS: Final = 9  # the same from outside, unless there is no limit to restarts
+INHERITED: Final = 2  # stalls on a lock that was held at the fork, before there is another fork,
+RENEWALS: Final = 3  # and how often that is done
 FIRST_PAUSE: Final = 0.1  # seconds before a start that could not be, or was killed, is tried again
 LONGEST_PAUSE: Final = 5.0
+RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
 TRIES: Final = 12  # such starts in a row after which a seat is given up: 31 s in all
 
 
@@ -118,11 +169,14 @@ class _Seat:
     replica: int = 0
     failed_starts: int = 0  # by itself, since it was last ready,
     killed_starts: int = 0  # and from outside
+    failed_catching_up: int = 0  # by itself, since it last answered
     unborn: list[Death] = field(default_factory=list)  # since it was last ready
     start_at: float | None = None  # when its start is tried again
     condemned_at: float | None = None
     killed_at: float | None = None
     retiring: bool = False
+    leaving: bool = False  # it has not found its way, and another process is to try another
+    rehearsed: bool = False  # it has grown too large, and it is being tried whether it may go
     stalls: int = 0
     victim: Hashable = None
     strikes: list[Death] = field(default_factory=list)
@@ -140,17 +194,22 @@ class Machine:
         iterable: bool = False,
         persistent: bool = False,
         restarts: RestartPolicy,
-        trials: bool = False,
+        leaves_out: bool = False,
         share: Share | None = None,
+        recovery: Recovery = "auto",
     ) -> None:
+        """`leaves_out` if there is a policy for bad samples, so that a batch can do without one."""
         self.workers = workers
         self.limit = workers * prefetch
         self.in_order = in_order
         self.iterable = iterable
         self.persistent = persistent
         self.restarts = restarts
-        self.trials = trials and not iterable  # nobody can load one element of a stream alone
+        self.leaves_out = leaves_out and not iterable  # there is no way past one but through it
         self.share = Share() if share is None else share  # of the memory budget
+        self.recovery = recovery  # of streams
+        self.recycles = not iterable or recovery != "raise"
+        """Whether workers are replaced for their size."""
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.draws_due = self.limit
@@ -166,6 +225,10 @@ class Machine:
         self._load = [0] * workers
         self._drained = False
         self._stopped = False
+        self._dice = random.Random(0)  # for pauses that no rhythm of kills can follow
+        self._inherited = 0  # stalls on a lock that was held at the fork, since the last
+        self._renewals = 0
+        self._unfit: frozenset[str] = frozenset()  # ways to take up a stream
 
     # -- the consumer's side --------------------------------------------------------------
 
@@ -287,6 +350,19 @@ class Machine:
         elif isinstance(event, WorkerRetired):
             seat.retiring = True
             seat.condemned_at, seat.killed_at = event.at, None  # it has a moment to exit by itself
+        elif isinstance(event, WentAstray):
+            self._unfit |= event.unfit
+            self._let_go(seat, event.at)
+        elif isinstance(event, StreamLost):
+            if event.started:
+                self._let_go(seat, event.at)
+            else:
+                seat.alive = False
+            self._lose(seat, event.why)
+        elif isinstance(event, WorkerGrown):
+            return self._grown(seat)
+        elif isinstance(event, Rehearsed):
+            return self._rehearsed(seat, event)
         elif isinstance(event, WorkerStalled):
             return self._stalled(seat, event.at)
         else:
@@ -315,6 +391,11 @@ class Machine:
             return items[0].task
         return items[0] if items and isinstance(items[0], Task) else None
 
+    def next_seed(self, worker: int) -> int | None:
+        """That of the epoch which this worker is to begin next."""
+        items = self._seats[worker].items
+        return items[0].seed if items and isinstance(items[0], Resumption) else None
+
     def on_trial(self, worker: int) -> bool:
         items = self._seats[worker].items
         return bool(items) and isinstance(items[0], Trial)
@@ -338,6 +419,14 @@ class Machine:
     def retiring(self, worker: int) -> bool:
         """Whether this worker has said that it goes, because of its size."""
         return self._seats[worker].retiring
+
+    def leaving(self, worker: int) -> bool:
+        """Whether this worker has said that it goes, because it has not got to its stream."""
+        return self._seats[worker].leaving
+
+    def up_to_date(self, worker: int) -> bool:
+        """Whether what this worker answers is of the consumer's epoch, and not left over."""
+        return self._seats[worker].epoch == self.epoch
 
     def deadline(self) -> float | None:
         """When the machine wants to hear `Ticked` at the latest."""
@@ -453,9 +542,8 @@ class Machine:
     def _answered(self, seat: _Seat) -> Item:
         item = seat.items.popleft()
         seat.answered += 1
-        seat.stalls = 0
-        seat.victim = None
-        seat.strikes.clear()
+        seat.failed_catching_up = 0
+        _absolve(seat)
         if isinstance(item, Task):
             seat.replica += 1
         else:
@@ -509,11 +597,41 @@ class Machine:
                 actions.append(Abandon(seat.id, seat.generation))
         return actions
 
+    def _let_go(self, seat: _Seat, at: float) -> None:
+        seat.leaving = True
+        seat.condemned_at, seat.killed_at = at, None  # it has a moment to exit by itself
+
+    def _lose(self, seat: _Seat, why: str, *deaths: Death) -> None:
+        if self.failure is None:
+            self.failure = GaveUp("stream", seat.id, deaths, why)
+
+    def _grown(self, seat: _Seat) -> list[Action]:
+        if seat.rehearsed or seat.retiring or not seat.alive or seat.condemned_at is not None:
+            return []
+        if not self.recycles:
+            return [Stay(seat.id, seat.generation, for_good=True)]
+        seat.rehearsed = True
+        place = seat.answered, seat.passed, seat.replica, seat.exhausted
+        return [Rehearse(seat.id, seat.generation, *place, self._unfit)]
+
+    def _rehearsed(self, seat: _Seat, event: Rehearsed) -> list[Action]:
+        if not seat.rehearsed:
+            return []
+        seat.rehearsed = False
+        if event.unfit:  # perhaps another worker has found the same meanwhile
+            self._unfit |= event.unfit
+            return [Ask(seat.id, seat.generation)]  # it is further now
+        if event.exact and event.pays:
+            return [Retire(seat.id, seat.generation)]
+        if event.exact is False:
+            self.recycles = False
+        return [Stay(seat.id, seat.generation, for_good=event.exact is False)]
+
     def _died(self, seat: _Seat, death: Death) -> list[Action]:
-        if seat.retiring:
+        if seat.retiring or seat.leaving:
             return self._succeed(seat)
         was_ready, was_stalled = seat.ready, seat.condemned_at is not None
-        seat.alive = seat.ready = False
+        seat.alive = seat.ready = seat.rehearsed = False
         seat.condemned_at = seat.killed_at = None
         if was_stalled:
             seat.stalls += 1
@@ -522,19 +640,18 @@ class Machine:
         if death.shortage:
             self._put_off(seat, death)
             return []
-        if not was_ready and self._cannot_start(seat, death):
-            self.failure = GaveUp("cannot-start", seat.id, (death,))
+        reason = self._cannot_go_on(seat, death, was_ready)
+        if reason is not None:
+            self.failure = GaveUp(reason, seat.id, (death,))
             return []
-        trial = seat.items[0] if seat.items and isinstance(seat.items[0], Trial) else None
-        if trial is not None and death.sample == (trial.task.number, trial.sample):
-            return [*self._judge(seat, trial, death), *self._restart(seat)]
-        first = self._strike(seat, death)
-        if seat.items and isinstance(seat.items[0], Trial) and trial is None:
-            return [*first, *self._restart(seat)]  # counted when it is acquitted
+        first = self._draw_conclusions(seat, death)
         idle = was_ready and not seat.items
         if idle and not self.persistent and (seat.ended or self._drained):
             return []  # it has nothing left to do
-        if not self._may_restart(death):
+        if self.iterable and self.recovery == "raise":
+            self._lose(seat, RAISES, death)
+            return []
+        if not self._is_spared(seat, death, first) and not self._may_restart(death):
             self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
             return []
         if not was_ready and seat.killed_starts > 1:
@@ -542,17 +659,54 @@ class Machine:
             return first
         return [*first, *self._restart(seat)]
 
-    def _cannot_start(self, seat: _Seat, death: Death) -> bool:
-        """One more death before it was ready: whether that is enough to give it up."""
-        if not death.perhaps_from_outside:
+    def _cannot_go_on(self, seat: _Seat, death: Death, was_ready: bool) -> str | None:
+        """One more death before it could do anything: why that is enough to give it up, if so."""
+        if death.perhaps_from_outside:
+            seat.killed_starts += not was_ready
+        elif not was_ready:
             seat.failed_starts += 1
-            return seat.failed_starts >= FAILED_STARTS
-        seat.killed_starts += 1
-        return self.restarts.intensity is not None and seat.killed_starts >= KILLED_STARTS
+            if seat.failed_starts >= FAILED_STARTS:
+                return "cannot-start"
+        elif death.catching_up:
+            seat.failed_catching_up += 1
+            if seat.failed_catching_up >= FAILED_STARTS:
+                return "cannot-catch-up"
+        return None
+
+    def _draw_conclusions(self, seat: _Seat, death: Death) -> list[Action]:
+        """What this death says of a sample, or of the nursery."""
+        if death.inherited and self._renewals < RENEWALS:
+            self._inherited += 1
+            if self._inherited < INHERITED:
+                return []
+            self._inherited = 0
+            self._renewals += 1
+            for one in self._seats:
+                one.stalls = 0
+            return [Renew(seat.id)]
+        trial = seat.items[0] if seat.items and isinstance(seat.items[0], Trial) else None
+        if trial is None:
+            return self._strike(seat, death)
+        if death.sample == (trial.task.number, trial.sample):
+            return self._judge(seat, trial, death)
+        if _unproven(death) and all(map(_unproven, trial.before)):
+            self._dismiss(seat, trial)  # it takes no sample to be killed here
+        return []
+
+    def _is_spared(self, seat: _Seat, death: Death, conclusions: list[Action]) -> bool:
+        """Whether this death does not count as a restart: it has convicted a sample that is left
+        out, or may yet do so (and is counted when that sample is acquitted)."""
+        if not self.leaves_out:
+            return False
+        if any(isinstance(one, Convict) for one in conclusions):
+            return True
+        trial = seat.items[0] if seat.items else None
+        on_trial = isinstance(trial, Trial) and (death in trial.before or death in trial.alone)
+        return on_trial and not _unproven(death)
 
     def _succeed(self, seat: _Seat) -> list[Action]:
-        """One that had grown too large is gone; what it left undone is its successor's."""
-        seat.alive = seat.ready = seat.retiring = False
+        """One that said it would is gone; what it left undone is its successor's."""
+        seat.alive = seat.ready = seat.retiring = seat.leaving = seat.rehearsed = False
         seat.condemned_at = seat.killed_at = None
         return self._restart(seat) if self.failure is None and self._needed(seat) else []
 
@@ -572,29 +726,56 @@ class Machine:
     def _judge(self, seat: _Seat, trial: Trial, death: Death) -> list[Action]:
         """A sample has ended its worker alone: guilty, unless that may have come from outside."""
         trial.alone.append(death)
-        if all(one.perhaps_from_outside for one in trial.alone) and len(trial.alone) < 2:
-            return []  # once more
+        telling = death.after is not None and death.after * CLOSE <= trial.base
+        trial.telling = trial.telling + 1 if telling else 0
+        own = not death.perhaps_from_outside
+        if not own and sum(one.memory for one in trial.alone) < 2 and trial.telling < TELLING:
+            if len(trial.alone) >= LONGEST_TRIAL:
+                self._dismiss(seat, trial)
+            else:
+                self._let_wait(trial)
+            return []
         seat.items.popleft()
-        seat.stalls = 0
-        seat.victim = None
-        seat.strikes.clear()
-        for forgiven in trial.before:
-            if forgiven in self.restarted:
-                self.restarted.remove(forgiven)
+        _absolve(seat)
         deaths = (*trial.before, *trial.alone)
+        if not self.leaves_out:
+            self._give_up(seat, trial.task, trial.sample, deaths, len(trial.alone))
+            return []
+        self.restarted = deque(one for one in self.restarted if one not in deaths)
+        assert trial.sample is not None, "taken apart before"
         return [Convict(seat.id, trial.task, trial.sample, deaths)]
 
+    def _let_wait(self, trial: Trial) -> None:
+        """How long the worker waits before it loads the sample on trial; see the module's text."""
+        if not all(map(_unproven, trial.before)):
+            return  # it is not suspected for having been killed
+        longest = max((one.after or 0.0 for one in trial.alone), default=0.0)
+        trial.base = min(LONGEST_WAIT, max(FIRST_WAIT, WIDE * longest))
+        trial.pause = trial.base * (1 + self._dice.random())
+
     def _acquit(self, seat: _Seat) -> None:
-        trial = seat.items.popleft()
+        trial = seat.items[0]
         assert isinstance(trial, Trial), trial
         trial.task.acquittals += 1
-        seat.stalls = 0
-        seat.victim = None
-        seat.strikes.clear()
-        self.restarted.extend((*trial.before[-1:], *trial.alone))  # which were not counted so far
+        self._end_trial(seat, trial)
+
+    def _dismiss(self, seat: _Seat, trial: Trial) -> None:
+        """Nothing can be found out about this sample."""
+        trial.task.dismissals += 1
+        self._end_trial(seat, trial)
+
+    def _end_trial(self, seat: _Seat, trial: Trial) -> None:
+        seat.items.popleft()
+        stalls = seat.stalls
+        _absolve(seat)
+        seat.stalls = stalls  # who has taken long alone will take as long in its batch
+        if self.leaves_out:
+            spared = [one for one in (*trial.before, *trial.alone) if not _unproven(one)]
+            # In the order of time: whatever has expired is looked for at the front.
+            self.restarted = deque(sorted((*self.restarted, *spared), key=lambda one: one.at))
 
     def _strike(self, seat: _Seat, death: Death) -> list[Action]:
-        """Blame the sample in flight; convict it when it was there too often in a row."""
+        """Suspect the sample in flight; try it when there is reason enough to."""
         head = seat.items[0] if seat.items else None
         if death.sample is None or not isinstance(head, Task):
             return []
@@ -604,26 +785,42 @@ class Machine:
             seat.victim = death.sample
             seat.strikes.clear()
         seat.strikes.append(death)
-        outside = all(one.perhaps_from_outside for one in seat.strikes)
+        del seat.strikes[:-REMEMBERED_STRIKES]
         sample = death.sample[1]
-        if self.trials and sample is not None and head.acquittals < ACQUITTALS:
-            if len(seat.strikes) >= (2 if outside else 1):
-                seat.items.appendleft(Trial(head, sample, tuple(seat.strikes)))
-            return []
-        if len(seat.strikes) >= (3 if outside else 2):
-            if self.trials and sample is None and not head.apart:
+        unproven = all(map(_unproven, seat.strikes))
+        suspect = len(seat.strikes) >= (2 if unproven else 1)
+        if not self.iterable and head.acquittals + unproven * head.dismissals < ACQUITTALS:
+            if not suspect:
+                return []
+            if self.leaves_out and sample is None and not head.apart:
                 head.apart = True
-                seat.victim = None
-                seat.strikes.clear()
+                _absolve(seat)
                 return [Separate(head)]
-            verdict = Poisoned(head, sample, tuple(seat.strikes), head.acquittals)
-            self._answered(seat)
-            self._uncount(head)
-            self._finish(head, verdict)
-            if self.iterable:
-                seat.replica -= 1  # it was answered, and not made
-                self._close_replica(seat)  # there is no way past the sample but through it
+            if sample is not None or not self.leaves_out:
+                trial = Trial(head, sample, tuple(seat.strikes))
+                self._let_wait(trial)
+                seat.items.appendleft(trial)
+                return []
+        own = sum(not one.perhaps_from_outside for one in seat.strikes)
+        if own >= 2 or own + sum(one.memory for one in seat.strikes) >= 3:
+            self._give_up(seat, head, sample, tuple(seat.strikes))
         return []
+
+    def _give_up(
+        self,
+        seat: _Seat,
+        task: Task,
+        sample: int | None,
+        deaths: tuple[Death, ...],
+        alone: int = 0,
+    ) -> None:
+        """There is no way to make this batch: say so in its place."""
+        self._answered(seat)
+        self._uncount(task)
+        self._finish(task, Poisoned(task, sample, deaths, task.acquittals, alone))
+        if self.iterable:
+            seat.replica -= 1  # it was answered, and not made
+            self._close_replica(seat)  # there is no way past the sample but through it
 
     def _may_restart(self, death: Death) -> bool:
         self.restarted.append(death)
@@ -638,15 +835,26 @@ class Machine:
     def _restart(self, seat: _Seat) -> list[Action]:
         seat.generation += 1
         seat.alive = True
-        start = Start(
-            seat.id, seat.generation, seat.answered, seat.passed, seat.replica, seat.exhausted
-        )
+        place = seat.answered, seat.passed, seat.replica, seat.exhausted
+        start = Start(seat.id, seat.generation, *place, self._unfit, bool(seat.strikes))
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]
 
 
 def _pause(tries: int) -> float:
     """Seconds after so many starts in a row that came to nothing."""
     return min(FIRST_PAUSE * (1 << min(tries - 1, 32)), LONGEST_PAUSE)
+
+
+def _unproven(death: Death) -> bool:
+    """Whether somebody outside may have done it, and nothing says anything else."""
+    return death.perhaps_from_outside and not death.memory
+
+
+def _absolve(seat: _Seat) -> None:
+    """What was there when workers died in this seat is not suspected of it any more."""
+    seat.stalls = 0
+    seat.victim = None
+    seat.strikes.clear()
 
 
 def _agree(item: Item, number: int) -> None:

@@ -20,13 +20,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing import spawn, util
 from typing import Any
 
-from holdfast.engine.nurse import IGNORED, MESSAGE, Nurse, Report, set_signals
+from holdfast import kernel
+from holdfast.engine.nurse import IGNORED, MESSAGE, Nurse, Report, confess, set_signals
 from holdfast.engine.payload import Payload
 
 __all__ = ["SHORTAGES", "Nursery"]
@@ -43,11 +43,10 @@ class Nursery:
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
+        self.process = kernel.Child(pid, control.fileno())
         self.control = control
         control.setblocking(False)
-        self.reaped = False
-        self.status: int | None = None  # when it is reaped, unless somebody else has done it
+        self.error: str | None = None  # the traceback, if it has raised
         self.closed = False
 
     @classmethod
@@ -55,7 +54,7 @@ class Nursery:
         """Fork a nursery from this process. `nurse` runs in it and never returns here."""
         # What waits to be written would be written again by every worker.
         util._flush_std_streams()  # type: ignore[attr-defined]
-        ours, theirs, trainer = _connections()
+        ours, theirs, trainer = _connections(lifeline)
         # A signal between the fork and the moment the child ignores it would run the trainer's
         # own handler, a checkpoint perhaps, in the nursery.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
@@ -71,7 +70,7 @@ class Nursery:
                     nurse(Nurse(theirs, trainer, blackboxes, lifeline))
                     status = 0
                 except BaseException:
-                    sys.excepthook(*sys.exc_info())
+                    confess(theirs)
                 finally:
                     os._exit(status)
         except BaseException:
@@ -86,7 +85,7 @@ class Nursery:
     @classmethod
     def spawn(cls, payload: Payload, blackboxes: int, lifeline: int) -> Nursery:
         """Start a nursery in a fresh interpreter."""
-        ours, theirs, trainer = _connections()
+        ours, theirs, trainer = _connections(lifeline)
         fds = (theirs.fileno(), trainer, blackboxes, lifeline, payload.fd)
         command = [
             spawn.get_executable(),
@@ -159,7 +158,7 @@ class Nursery:
                         return
                 except OSError as error:
                     if error.errno not in SHORTAGES:
-                        return  # it is gone; the pool learns that from the pidfd
+                        return  # it is gone; the pool learns that from its handle
                     if number == 0:
                         raise
                     self.kill()  # it waits for the rest, which cannot be sent
@@ -179,49 +178,44 @@ class Nursery:
                 message = b""
             if not message:
                 return found or None
-            found.append(pickle.loads(message))
+            report = pickle.loads(message)
+            if isinstance(report, str):
+                self.error = report
+            else:
+                found.append(report)
 
     def gone(self) -> bool:
         """Whether the nursery is dead, reaped or not."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return self.process.ended()
 
     def kill(self) -> None:
-        try:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        self.process.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float) -> bool:
         """Reap the nursery if it ends in time."""
-        if self.reaped:
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if not poll.poll(max(0, timeout * 1000)):
+        if not self.process.ended(timeout):
             return False
-        try:
-            _, self.status = os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass  # somebody waited for all children of this process
-        self.reaped = True
+        self.process.reap()
         return True
+
+    @property
+    def status(self) -> int | None:
+        """As waitpid gives it, when it is reaped, unless somebody else has done that."""
+        return self.process.status
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         self.control.close()
-        os.close(self.pidfd)
-        self.pidfd = -1
+        self.process.close()
 
 
-def _connections() -> tuple[socket.socket, socket.socket, int]:
+def _connections(lifeline: int) -> tuple[socket.socket, socket.socket, int]:
     """Between trainer and nursery: either end, and the nursery's hold on the trainer."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = kernel.socket_pair()
     try:
-        return ours, theirs, os.pidfd_open(os.getpid())
+        return ours, theirs, kernel.own_handle(lifeline)
     except OSError:
         ours.close()
         theirs.close()

@@ -16,19 +16,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import BlackBoxes, Size
+from holdfast.autopsy.catalogue import CATALOGUE
 from holdfast.autopsy.coroner import Body, Coroner
+from holdfast.autopsy.evidence import signal_name
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import vocabulary as v
+from holdfast.engine.continuation import Finding
 from holdfast.engine.machine import Machine
 from holdfast.engine.nursery import SHORTAGES
 from holdfast.engine.transforms import in_transform
+from holdfast.memory import gauge
+from holdfast.origin import Origin
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
 
@@ -36,7 +41,12 @@ __all__ = ["Ending", "Obituaries", "Obituary"]
 
 log = logging.getLogger("holdfast")
 
+_NOBODYS = Origin()
+
+IDLE = "not replaced, because it had nothing left to do"
+NEARLY_ALL = 0.85  # of the memory that is left once it is gone, and a worker had used it up
 REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
+BEING_TAKEN_UP = "; its stream is being taken up"
 PATIENCE = 2.0  # seconds to wait for somebody else's examination: the logbook's disk may be gone
 
 
@@ -50,6 +60,9 @@ class Ending:
     stack: str = ""
     errno: int | None = None  # of a start that failed
     outside: bool = False  # somebody may have killed it who had nothing against it
+    nursery: tuple[str, str] = ("", "")  # with which it went: how that ended, and its traceback
+    at: float | None = None  # monotonic, if somebody was there to see it
+    grown: int | None = None  # bytes it had at most, beyond those it was born with
 
     def in_words(self) -> tuple[str, str, str]:
         """For a bad sample: its kind, its error and its message."""
@@ -68,11 +81,12 @@ class Obituary:
     head: v.Task | None  # what it had to answer next
     ready: bool
     errno: int | None
+    by_itself: bool  # it has sent itself the signal it died of
     stderr: str | None  # the end of what it wrote there
     size: Size | None  # as it noted it itself
 
     def done(self, machine: Machine, actions: Sequence[v.Action]) -> str:
-        """What the machine does about it, in words."""
+        """What the machine does about it, in words. Only what is known now."""
         worker = self.incident.worker_id
         replaced = starts(actions, worker)
         if machine.failure is not None:
@@ -85,9 +99,16 @@ class Obituary:
             return "replaced; the sample is left out, because it did so alone too"
         if replaced and machine.on_trial(worker):
             return "replaced; the sample is tried alone"
+        renewed = any(isinstance(one, v.Renew) for one in actions)
+        begun = "replaced by one forked anew" if renewed else "replaced"
         if machine.put_off(worker):
-            return "started again after a pause, nothing lost"
-        return "replaced, nothing lost" if replaced else "none needed"
+            begun = "started again after a pause"
+        elif not replaced:
+            return IDLE
+        if machine.iterable:
+            return f"{begun}{BEING_TAKEN_UP}"
+        making = self.ready and self.head is not None
+        return f"{begun}; its batch is made again" if making else begun
 
     @property
     def gives_up_sample(self) -> bool:
@@ -100,6 +121,12 @@ def starts(actions: Sequence[v.Action], worker: int) -> bool:
     return any(isinstance(one, v.Start) and one.worker == worker for one in actions)
 
 
+def _sent_by(boxes: BlackBoxes, worker: int) -> str | None:
+    """The signal that a worker has sent to itself, by name."""
+    number = boxes.confessed(worker)
+    return signal_name(number) if number else None
+
+
 @contextlib.contextmanager
 def _not_worth_the_run() -> Iterator[None]:
     """The worker is replaced already: if we cannot find out or write down why it died, say so."""
@@ -107,6 +134,32 @@ def _not_worth_the_run() -> Iterator[None]:
         yield
     except Exception:
         log.exception("the examination of a death failed; the run goes on")
+
+
+@dataclass(frozen=True, slots=True)
+class _TakenUp:
+    """What another process has found when it took a worker's place in its stream."""
+
+    worker: int
+    pid: int | None
+    finding: Finding
+    at: float
+
+
+_CAUSE = "stream-not-repeatable"
+_REMEDIES = CATALOGUE[_CAUSE].remedies
+
+
+def _told(finding: Finding) -> str:
+    """What it has shown, in words for an incident."""
+    words = finding.in_words()
+    if finding.exact:
+        return f"nothing lost: {words}"
+    if finding.lost:
+        return f"not continued: {words}"
+    if finding.exact is False:
+        return f"samples may be missing or come twice: {words}"
+    return words
 
 
 class Obituaries:
@@ -119,15 +172,23 @@ class Obituaries:
         coroner: Coroner,
         dataset: Any,
         on_incident: Callable[[Incident], None],
+        origin: Origin = _NOBODYS,
+        explained: set[Hashable] | None = None,
+        on_amended: Callable[[Incident, Incident, str], None] = lambda old, new, text: None,
     ) -> None:
+        """`explained`: the kinds of death that this loader has explained so far; kept by it, and
+        added to here. `on_amended` is told when more is known of an incident: what it was, what it
+        is, and that in words."""
         self._published: deque[tuple[v.Death, Incident]] = deque(maxlen=REMEMBERED)
         self._machine = machine
         self._boxes = boxes
         self._coroner = coroner
         self._dataset = dataset
         self._on_incident = on_incident
-        self._explained: set[str] = set()
-        self._filed: deque[tuple[Obituary, Incident, Body | None]] = deque()
+        self._on_amended = on_amended
+        self.origin = origin
+        self._explained = set() if explained is None else explained
+        self._filed: deque[tuple[Obituary, Incident, Body | None] | _TakenUp] = deque()
         # One examination at a time. Whoever has the pool's lock may take this one; we never do it
         # the other way round. A log handler of the user's may, or ask for incidents in the middle
         # of it: hence the patience, and a lock that its owner may take again.
@@ -152,15 +213,27 @@ class Obituaries:
         stack = tidy(self._boxes.take_dump(worker))
         head = machine.head(worker)
         in_flight = head is not None and note.task == head.number and note.step == "fetch"
+        step = note.step
+        if step in ("fetch", "collate") and note.task is None:
+            step = "replay"  # batches without a number are those that were delivered before
         sample = blamed = None
         if in_flight and head is not None:
             sample = sample_of(head.keys, head.brief, note.position)
             if ending.cause != "killed" or ending.signal is not None:
                 blamed = (head.number, note.position)  # else it went with the nursery
+        by_itself = ending.signal is not None and _sent_by(self._boxes, worker) == ending.signal
+        outside = ending.outside and not by_itself
+        # Only of a trial, which is one sample, is it noted when that was begun.
+        timed = blamed is not None and ending.at is not None and machine.on_trial(worker)
         death = v.Death(
             at=time.monotonic(),
             sample=blamed,
-            perhaps_from_outside=ending.outside,
+            perhaps_from_outside=outside,
+            memory=outside and blamed is not None and self._was_short(worker, ending.grown),
+            after=max(0.0, (ending.at or 0.0) - note.since) if timed else None,
+            inherited=ending.cause == "stalled"
+            and self._coroner.stalled_on_inherited_lock(worker, stack),
+            catching_up=machine.ready(worker) and step in ("start-up", "replay"),
             shortage=ending.errno in SHORTAGES,
             evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
         )
@@ -173,10 +246,12 @@ class Obituaries:
             batch=head.number if head is not None else note.task,
             sample=sample,
             position=position_of(note.position) if in_flight else None,
-            step=note.step,
+            step=step,
             stack=stack,
             action="",
             time=time.time(),
+            loader=self.origin.loader,
+            rank=self.origin.rank,
         )
         return Obituary(
             incident,
@@ -184,9 +259,18 @@ class Obituaries:
             head,
             machine.ready(worker),
             ending.errno,
+            by_itself,
             self._boxes.words(worker),
             self._boxes.size(worker),
         )
+
+    def _was_short(self, worker: int, grown: int | None) -> bool:
+        """Whether memory may be why it was killed: the kernel has counted it, or while this worker
+        was there nearly nothing was left."""
+        if self._coroner.killed_for_memory(worker):
+            return True
+        left = gauge.read().free  # now that it is gone
+        return grown is not None and left is not None and grown >= NEARLY_ALL * left
 
     def file(self, obituary: Obituary, action: str) -> None:
         """Keep for examination what will not be the same in a moment."""
@@ -204,10 +288,17 @@ class Obituaries:
                 batch=incident.batch,
                 sample=incident.sample,
                 ready=obituary.ready,
+                sent_by_itself=obituary.by_itself,
                 stderr=obituary.stderr,
+                nursery_end=obituary.death.evidence.nursery[0],
+                nursery_error=obituary.death.evidence.nursery[1],
                 size=obituary.size,
             )
         self._filed.append((obituary, incident, body))
+
+    def taken_up(self, worker: int, pid: int | None, finding: Finding) -> None:
+        """Another process has tried to go on with the stream of the one before it."""
+        self._filed.append(_TakenUp(worker, pid, finding, time.time()))
 
     @property
     def pending(self) -> bool:
@@ -222,7 +313,11 @@ class Obituaries:
             return
         try:
             while self._filed:
-                self._publish(*self._filed.popleft())
+                filed = self._filed.popleft()
+                if isinstance(filed, _TakenUp):
+                    self._amend(filed)
+                else:
+                    self._publish(*filed)
         finally:
             self._examining.release()
 
@@ -239,10 +334,78 @@ class Obituaries:
         self._published.append((obituary.death, incident))
         if incident.cause == "oom-killed":
             self._of_memory.append(obituary.death.at)
-        # Why, and what to do, once for each cause: what happens again is a line.
-        known = incident.cause in self._explained
-        self._explained.add(incident.cause)
+        # Why, and what to do, once for deaths that are alike: what happens again is a line.
+        kind = incident.kind_of_death()
+        known = kind in self._explained
+        self._explained.add(kind)
         log.warning("%s", incident if known else incident.report())
+
+    def _amend(self, taken: _TakenUp) -> None:
+        """Say of the deaths before it what it has shown."""
+        finding = taken.finding
+        waiting = [
+            number
+            for number, (_, one) in enumerate(self._published)
+            if one.worker_id == taken.worker and one.action.endswith(BEING_TAKEN_UP)
+        ]
+        if not waiting and finding.exact is not False:
+            return  # it was replaced for its size, and all is well
+        if not waiting:
+            self._recycled(taken)
+            return
+        for number in waiting:
+            death, old = self._published[number]
+            action = old.action.removesuffix(BEING_TAKEN_UP) + "; " + _told(finding)
+            remedies = old.remedies if finding.exact is not False else (*_REMEDIES, *old.remedies)
+            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=remedies)
+            self._published[number] = (death, new)
+            with _not_worth_the_run():
+                self._on_amended(old, new, f"{old.who()}: {_told(finding)}")
+        _, last = self._published[waiting[-1]]
+        self._say(f"{self.origin.prefix}{last.who()}", finding)
+
+    def _recycled(self, taken: _TakenUp) -> None:
+        """That it could be continued was tried, and this time it was otherwise."""
+        incident = Incident(
+            kind="recycled",
+            worker_id=taken.worker,
+            pid=taken.pid,
+            signal=None,
+            exitcode=None,
+            batch=None,
+            sample=None,
+            position=None,
+            step="idle",
+            stack="",
+            action=f"replaced; {_told(taken.finding)}",
+            time=taken.at,
+            cause=_CAUSE,
+            confidence="high",
+            because=(taken.finding.in_words(),),
+            remedies=_REMEDIES,
+            loader=self.origin.loader,
+            rank=self.origin.rank,
+            exact=False,
+        )
+        with _not_worth_the_run():
+            self._on_incident(incident)
+        self._published.append((v.Death(at=time.monotonic()), incident))
+        self._say(f"{self.origin.prefix}{incident.who()}", taken.finding)
+
+    def _say(self, who: str, finding: Finding) -> None:
+        if finding.exact is not False:
+            log.warning("%s: its stream goes on; %s", who, _told(finding))
+            return
+        lines = [f"{who}: its stream goes on, and not as it was: {_told(finding)}"]
+        if finding.lost:
+            lines = [f"{who}: its stream cannot go on: {finding.in_words()}"]
+        if _CAUSE not in self._explained:
+            self._explained.add(_CAUSE)
+            for remedy in _REMEDIES:
+                lines.append(f"    to do: {remedy.text}")
+                lines += [f"        {line}" for line in remedy.command.splitlines()]
+            lines.append(f"    more: holdfast explain {_CAUSE}")
+        log.warning("%s", "\n".join(lines))
 
     def _examined(self, incident: Incident, body: Body) -> Incident:
         """The incident, with its cause."""

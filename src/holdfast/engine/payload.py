@@ -22,8 +22,9 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from holdfast import kernel
 from holdfast.engine.lifeline import ARM
-from holdfast.engine.nurse import IGNORED, Nurse, set_signals
+from holdfast.engine.nurse import IGNORED, Nurse, confess, set_signals
 from holdfast.engine.protocol import Equipment
 from holdfast.memory import codec, threads
 
@@ -32,10 +33,16 @@ __all__ = ["Payload", "serve_spawned", "spawn_payload"]
 _LENGTH = struct.Struct("<q")
 _SPAWNED = """\
 import pickle, sys
-file = open({payload}, "rb", closefd=False)
-file.seek(0)
-sys.path[:], tracker = pickle.load(file)
-from holdfast.engine.payload import serve_spawned
+try:
+    file = open({payload}, "rb", closefd=False)
+    file.seek(0)
+    sys.path[:], tracker = pickle.load(file)
+    from holdfast.engine.payload import serve_spawned
+except BaseException:
+    import socket, traceback
+    said = pickle.dumps(traceback.format_exc()[-32768:])
+    socket.socket(fileno={control}).send(said)  # as `confess`
+    sys.exit(1)
 serve_spawned(file.tell(), tracker, *{fds})
 """
 
@@ -50,7 +57,7 @@ class Payload:
 
     def program(self, fds: tuple[int, ...], lifeline: int) -> str:
         """What the fresh interpreter runs; `fds` as `serve_spawned` takes them, `fd` among them."""
-        return ARM.format(fd=lifeline) + _SPAWNED.format(payload=self.fd, fds=fds)
+        return ARM.format(fd=lifeline) + _SPAWNED.format(payload=self.fd, control=fds[0], fds=fds)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -76,7 +83,7 @@ class _Popen:
             return self.fd
 
     def duplicate_for_child(self, fd: int) -> int:
-        copy = os.dup(fd)
+        copy = kernel.duplicate(fd)
         self.fds.append(copy)
         return copy
 
@@ -84,26 +91,37 @@ class _Popen:
 def spawn_payload(blueprint: Any, start_method: str) -> Payload:
     """Pickle what a spawned nursery needs. Raises what pickling raises."""
     popen: Any = _Popen()
-    fd = os.memfd_create("holdfast-blueprint")
     before = get_spawning_popen()
     set_spawning_popen(popen)
     try:
         preparation: Any = spawn.get_preparation_data("Process-1")
         preparation["start_method"] = start_method
-        resource_tracker.ensure_running()
+        with kernel.stdio_taken():  # its process is to get the standard error that is not there
+            resource_tracker.ensure_running()
         tracker = popen.duplicate_for_child(resource_tracker.getfd())
-        with open(fd, "wb", closefd=False) as file:
-            pickle.dump((list(sys.path), tracker), file)
-            pickled = ForkingPickler.dumps(preparation, 5)
-            file.write(_LENGTH.pack(len(pickled)))
-            file.write(pickled)
-            file.write(codec.encode_for_start(blueprint))
+        pickled = ForkingPickler.dumps(preparation, 5)
+        head = pickle.dumps((list(sys.path), tracker)) + _LENGTH.pack(len(pickled))
+        fd = _written(head, pickled, codec.encode_for_start(blueprint))
     except BaseException:
-        Payload(fd, tuple(popen.fds), start_method).close()
+        for copy in popen.fds:
+            os.close(copy)
         raise
     finally:
         set_spawning_popen(before)
     return Payload(fd, tuple(popen.fds), start_method)
+
+
+def _written(*parts: Any) -> int:
+    """A memory file with these parts, one after the other."""
+    fd = kernel.memory_file("holdfast-blueprint", room=sum(map(len, parts)))
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            for part in parts:
+                file.write(part)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def serve_spawned(
@@ -119,7 +137,6 @@ def serve_spawned(
     set_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
-    from holdfast.engine import worker  # imports torch, once for all workers
 
     def find_blueprint() -> Any:
         process: Any = multiprocessing.process.current_process()
@@ -127,7 +144,7 @@ def serve_spawned(
         process._inheriting = True  # multiprocessing's sign that the main module is being imported
         try:
             # Not closed: a traceback of what went wrong here may hold a view of it.
-            view = memoryview(mmap.mmap(payload, 0, access=mmap.ACCESS_READ))
+            view = memoryview(kernel.mapped(payload, prot=mmap.PROT_READ))
             size = _LENGTH.unpack_from(view, at)[0]
             start = at + _LENGTH.size
             spawn.prepare(pickle.loads(view[start : start + size]))
@@ -138,16 +155,20 @@ def serve_spawned(
             del process._inheriting
             process.name = name
 
-    def deliver(setup: bytes, channel: int, arena: int, parent: int) -> None:
-        equipment = Equipment(channel, arena, blackboxes, parent, lifeline)
-        worker.run(pickle.loads(setup), equipment, find_blueprint)
-
     status = 1
+    line = socket.socket(fileno=control)
     try:
+        from holdfast.engine import worker  # imports torch, once for all workers
+
+        def deliver(setup: bytes, channel: int, arena: int, parent: int, dump: int | None) -> None:
+            equipment = Equipment(channel, arena, blackboxes, parent, lifeline, dump)
+            worker.run(pickle.loads(setup), equipment, find_blueprint)
+
         gc.collect()
         gc.freeze()
-        with socket.socket(fileno=control) as line:
-            Nurse(line, trainer, blackboxes, lifeline, payload).serve(deliver)
+        Nurse(line, trainer, blackboxes, lifeline, payload).serve(deliver)
         status = 0
+    except BaseException:
+        confess(line)
     finally:
         os._exit(status)

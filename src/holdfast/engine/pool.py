@@ -11,6 +11,11 @@ The rules of the lock, for this module and all below it:
   the workers too, but every wait has a deadline, and the waker of the watch ends it early.
 - Without the lock: `Watch.dismiss` (finalizers and signal handlers call it), `Watch.stage` and
   figures for whoever only reads them, and the memory of batches that the consumer keeps.
+- Handles on workers are used by any thread, while the consumer waits with the lock in hand for
+  minutes, perhaps. So a question (`pid`, `exitcode`) waits for the lock for `TURN` only: a holder
+  that has it longer is waiting itself, hears of each birth and death at once, and keeps what is
+  read here up to date. A signal to a worker is put down in `_wishes` and the bell of the watch is
+  rung: who holds the lock, or gets it next, sends it.
 - The lock is taken again by the thread that has it (two threads may share an iterator, and a signal
   handler may ask for a pid), so it says nothing about being half-way: `_midway` does. A signal
   handler may raise between any two instructions; see `_enter`.
@@ -36,16 +41,17 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+from holdfast import kernel
 from holdfast.autopsy.coroner import Coroner
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import interrupts, registry
 from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Reported
-from holdfast.engine.careful import DROPPED
 from holdfast.engine.crew import Crew
 from holdfast.engine.epoch import Epoch, Taken
 from holdfast.engine.holdings import Holdings
@@ -60,14 +66,17 @@ from holdfast.engine.watch import CLOSED, OPEN, Watch
 from holdfast.errors import LoaderClosed
 from holdfast.memory import codec
 from holdfast.memory.growth import Said
+from holdfast.origin import Origin
 from holdfast.samples.keys import keep, keys_of
 from holdfast.samples.ledger import Account
 
 __all__ = ["Pool", "TimedOut"]
 
+TURN = 0.02  # seconds that a question about a worker waits for the lock, or keeps it
 BRISK = 0.0005  # seconds: who had to wait no longer for a batch looks for the next one itself
 LOOKS = 100  # for so many times, which takes about 150 microseconds
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
+_NOBODYS = Origin()
 
 
 class TimedOut(Exception):
@@ -86,25 +95,33 @@ class Pool:
         shared_seed: int | None,
         stall_timeout: float | None,
         on_incident: Callable[[Incident], None],
+        on_amended: Callable[[Incident, Incident, str], None],
         stats: Stats,
         logbook: Logbook | None = None,
         worker_memory_limit: int | str | None = None,
         said: Said | None = None,
+        origin: Origin = _NOBODYS,
+        explained: set[Hashable] | None = None,
         open_draws: bool = True,
     ) -> None:
-        """`open_draws` if the sampler is the user's own: it may take any time, or wait, and signal
-        handlers run in it."""
+        """`origin` says whose pool it is, `explained` which kinds of death its loader has explained
+        so far; `open_draws` if the sampler is the user's own: it may take any time, or wait, and
+        signal handlers run in it."""
         self.owner = os.getpid()
+        self.origin = origin
         self.machine = machine
         self.stats = stats
         self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.broken: BaseException | None = None  # what closed it, if nobody wanted that
+        self._wishes: deque[tuple[int, int, int]] = deque()  # signals: worker, generation, number
         self._midway = False  # in the middle of something that nobody can go on from
         self._shielded = False  # the user's signal handlers are put aside meanwhile
         self._open_draws = open_draws
         self._brisk = False  # the last batch came soon
+        self._let_run = kernel.yield_processor()
         self._auto_collation = blueprint.auto_collation
         self._logbook = logbook
+        said = Said() if said is None else said
         self.lock = threading.RLock()
         method = "fork" if payload is None else payload.method
         with contextlib.ExitStack() as undo:
@@ -112,7 +129,13 @@ class Pool:
                 undo.callback(payload.close)
             coroner = Coroner(method, machine.workers, logbook, stall_timeout=stall_timeout)
             warden = Warden(
-                machine.share, worker_memory_limit, machine.workers, logbook=logbook, said=said
+                machine.share,
+                worker_memory_limit,
+                machine.workers,
+                logbook=logbook,
+                said=said,
+                origin=origin,
+                start_method=method,
             )
             self.watch = Watch(self)
             undo.callback(self.watch.cancel)
@@ -122,7 +145,14 @@ class Pool:
                 )
             undo.pop_all()
         self.obituaries = Obituaries(
-            machine, self.holdings.boxes, coroner, blueprint.dataset, on_incident
+            machine,
+            self.holdings.boxes,
+            coroner,
+            blueprint.dataset,
+            on_incident,
+            origin,
+            explained,
+            on_amended,
         )
         self.epoch = Epoch(shared_seed)
         pulses = [place.pulse for place in self.holdings.places]
@@ -135,6 +165,7 @@ class Pool:
             warden=warden,
             obituaries=self.obituaries,
             stats=stats,
+            said=said,
             logbook=logbook,
         )
         registry.enrol(self.watch)
@@ -193,8 +224,7 @@ class Pool:
             result = result.result
         if isinstance(result, codec.Parcel):
             stats.bytes += result.nbytes
-        if result is not DROPPED:  # else there is none
-            stats.batches += 1
+            stats.batches += 1  # else there is none: all its samples were left out, or it failed
         if share.peak > stats.most_in_flight_bytes:
             stats.most_in_flight_bytes = share.peak
         if share.largest and share.largest > stats.largest_batch_bytes:
@@ -204,8 +234,8 @@ class Pool:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
         self.epoch.taken = None
         error = LoaderClosed(
-            f"this epoch is incomplete: the sampler ended with {self.epoch.sampler_error} in an "
-            "earlier next(); iter(loader) begins a new one"
+            f"{self.origin.prefix}this epoch is incomplete: the sampler ended with "
+            f"{self.epoch.sampler_error} in an earlier next(); iter(loader) begins a new one"
         )
         self._leave()  # a handler that raises must not take the place of what is said only once
         self.epoch.sampler_error = None
@@ -316,20 +346,38 @@ class Pool:
 
     def _learn(self, timeout: float) -> bool:
         """Take in what has happened; whether it makes sense to ask again."""
-        if self.owner != os.getpid():
+        if self.owner != os.getpid() or self.watch.stage is not OPEN:
             return False
-        with self.lock:
+        if not self.lock.acquire(timeout=TURN):
+            return timeout > 0  # another thread waits for the workers, and hears what there is
+        try:
             if self.watch.stage is not OPEN or self._midway:
                 return False  # midway: a signal handler of this thread asks
             with self._undivided():
-                self._pump(timeout)
+                self._pump(min(timeout, TURN))
             return timeout > 0
+        finally:
+            self.lock.release()
 
     def signal(self, worker: int, number: int) -> None:
+        """Have a signal sent to the process that is in this worker's place now."""
         self.check_owner()
-        with self.lock:
+        self._wishes.append((worker, self.machine.generation(worker), number))
+        if self.lock.acquire(blocking=False):
+            try:
+                if not self._midway:  # else a signal handler of this thread asks
+                    self._send_signals()
+                    return
+            finally:
+                self.lock.release()
+        self.watch.ring()
+
+    def _send_signals(self) -> None:
+        """Those that were asked for. If the process meant is gone by now, the nursery knows."""
+        while self._wishes:
+            worker, generation, number = self._wishes.popleft()
             if self.watch.stage is not CLOSED:
-                self.crew.signal(worker, number)
+                self.crew.signal(worker, generation, number)
 
     @property
     def usable(self) -> bool:
@@ -353,7 +401,7 @@ class Pool:
     def _attend(self, wait: float) -> bool:
         """Deal with what happens within so many seconds, and with what is due."""
         shielded = self._shielded
-        self._leave()
+        self._open_up()
         events = self.holdings.poll.poll(wait * 1000)
         if shielded and not self._shielded:
             self._shield()
@@ -362,7 +410,12 @@ class Pool:
         for fd, mask in events:
             if self.watch.stage is not OPEN:
                 return heard  # by a signal handler or the garbage collector, in this thread
-            heard |= self.crew.attend(fd, mask)
+            if fd == self.watch.wake:
+                self.watch.heard_bell()
+            else:
+                heard |= self.crew.attend(fd, mask)
+        if self._wishes:
+            self._send_signals()
         self.crew.mind_the_time()
         return heard
 
@@ -371,7 +424,7 @@ class Pool:
         others run for a moment, and look again."""
         for _ in range(LOOKS):
             self._midway = False
-            os.sched_yield()
+            self._let_run()
             self._midway = True
             if self.crew.hear_awaited():
                 return True
@@ -379,7 +432,7 @@ class Pool:
 
     # -- watching and closing -------------------------------------------------------------
 
-    def look(self) -> tuple[float, tuple[int, ...]] | None:
+    def look(self) -> tuple[float, dict[int, int]] | None:
         """One look of the watch: see `Watched`."""
         with self._undivided():
             if self.watch.stage is not OPEN:
@@ -405,9 +458,12 @@ class Pool:
         """
         return self.user is not None and self.user() is None
 
-    def close(self) -> None:
+    # Bound here: a finaliser of the user's may call it when modules have been taken apart.
+    def close(
+        self, close_all: Callable[[list[registry.Member]], None] = registry.close_all
+    ) -> None:
         """End the workers and let go of everything but the batches the consumer keeps."""
-        registry.close_all([self.watch])
+        close_all([self.watch])
 
     def end_workers(self, deadline: float) -> None:
         """By the watch."""
@@ -441,7 +497,7 @@ class Pool:
             if self.broken is not None:
                 how = f"closed because of {self.broken!r} in an earlier next() or between two"
             raise LoaderClosed(
-                f"this iterator was {how}; iter(loader) makes a new one"
+                f"{self.origin.prefix}this iterator was {how}; iter(loader) makes a new one"
             ) from self.broken
 
     def _enter(self) -> None:
@@ -465,6 +521,13 @@ class Pool:
         self._shielded = interrupts.put_aside()
 
     def _leave(self) -> None:
+        """Nothing is half done, and this thread goes its way: what an order has left unsent is the
+        watch's now. Signal handlers that had to wait run now, and may raise."""
+        if self.holdings.backlog:
+            self.watch.ring()
+        self._open_up()
+
+    def _open_up(self) -> None:
         """Nothing is half done. Signal handlers that had to wait run now, and may raise."""
         self._midway = False
         if self._shielded and interrupts.bring_back():

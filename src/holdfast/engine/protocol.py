@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from holdfast.engine.continuation import Plan
 from holdfast.memory.ladder import Allowance
 from holdfast.samples.policy import Policy
 
@@ -23,6 +24,7 @@ __all__ = [
     "ENDED",
     "ERROR",
     "FOUND",
+    "GROWN",
     "HEAD",
     "MEMORY",
     "NOTHING_LEFT",
@@ -30,11 +32,13 @@ __all__ = [
     "RAISED",
     "READY",
     "REFUSED",
+    "REMARK",
     "REPORT",
     "RESUMED",
     "RETIRED",
     "SIZES",
     "SURVIVED",
+    "TAKEN_UP",
     "Blueprint",
     "Equipment",
     "Setup",
@@ -70,7 +74,6 @@ class Setup:
     """What one worker process is told when it starts."""
 
     worker: int
-    workers: int
     generation: int
     shared_seed: int | None
     held: tuple[tuple[int, int], ...]  # parts of the arena the consumer still uses
@@ -80,10 +83,14 @@ class Setup:
     exhausted: bool
     random_state: bytes | None  # before the first item it will be asked for
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
-    resting_state: bytes | None  # of a dataset with state_dict, before that epoch
-    dataset_state: bytes | None  # of a dataset or iterator with state_dict, after the last batch
     allowance: Allowance
+    accused: bool = False  # a sample that it will come to may have killed its predecessor
     trace: int = 0  # batches between two looks for what piles up; 0 not to look
+    plan: Plan | None = None  # how to take up a stream; None for the first worker of a seat
+    marks: bool = False  # whether its batches leave fingerprints
+    region: int = 0  # which black box it has,
+    regions: int = 1  # of so many
+    rehearsal: int | None = None  # it only tries to take up, growing by no more than these bytes
 
 
 @dataclass(frozen=True)
@@ -95,13 +102,15 @@ class Equipment:
     blackboxes: int
     parent: int
     lifeline: int
+    dump: int | None = None  # where it cannot open the black boxes for itself
 
 
 # -- from the pool ------------------------------------------------------------------------
 
-Order = Literal["task", "briefed", "trial", "resume", "released", "retire", "shrink"]
+Order = Literal["task", "briefed", "trial", "resume", "released", "retire", "shrink", "ask", "stay"]
 """A task as torch gives it, or with a brief on bad samples; one sample to be loaded alone; another
-epoch; nothing to do, but parts of the arena are free again; and to go, because of its size."""
+epoch; nothing to do, but parts of the arena are free again; to go, because of its size; to give
+back what it does not use; to ask whether it may go; and not to go, though it is too large."""
 
 
 def order(kind: Order, number: int, content: Any, released: Sequence[int]) -> bytes:
@@ -116,7 +125,12 @@ REFUSED: Final = b"X"  # it cannot begin
 RAISED: Final = b"G"  # it is above its memory limit from the start: `SIZES`
 MEMORY: Final = b"M"  # how large it is now: `POINT`
 FOUND: Final = b"F"  # which lines hold growing memory, or why nobody knows, pickled
+REMARK: Final = b"K"  # something the user should know, once: what about and the words, pickled
 RETIRED: Final = b"L"  # it goes, because of its size
+GROWN: Final = (
+    b"W"  # it would, if its stream can be continued: `SIZES`, the last random state but one
+)
+TAKEN_UP: Final = b"U"  # a `Finding`, pickled: how it has taken up a stream
 REPORT: Final = b"P"  # bad samples of the batch whose answer comes next
 SURVIVED: Final = b"T"  # the sample on trial did not end it
 
@@ -127,7 +141,7 @@ NOTHING_LEFT: Final = b"N"  # all samples of the batch were bad
 ENDED: Final = b"S"  # the replica of an iterable dataset has nothing more
 RESUMED: Final = b"A"
 
-HEAD: Final = struct.Struct("<qI")  # task, size of the dataset's state
+HEAD: Final = struct.Struct("<qIQ")  # task, size of the dataset's state, fingerprint
 CONTENT: Final = 1 + HEAD.size  # where what follows the head begins
 SIZES: Final = struct.Struct("<qq")  # private bytes, and how many are allowed
 POINT: Final = struct.Struct("<dqqqqqq")  # the fields of a `Point`

@@ -10,6 +10,9 @@ is imported, before any worker is forked; where the two differ (another interpre
 generator) the getters are used. Only the cached second Gaussian needs NumPy's getter, and only
 after a draw. Most datasets draw nothing: then it is enough to see that nothing has changed, which
 leaves the processor's nearest cache to the dataset.
+
+Generators that the dataset has of its own are kept behind these (`generators`). Where there are
+none, that costs the comparison of two numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.worker import _generate_state
 
-__all__ = ["SIZE", "Randomness", "Snapshot", "bring_back", "restore", "saved", "seed_worker"]
+from holdfast.engine.generators import Generators, Own, Roots, bring_back_own
+
+__all__ = ["OWN_AT", "SIZE", "Randomness", "Snapshot", "bring_back", "seed_worker"]
 
 _TORCH = 5056
 _TWISTER = 624 * 4 + 4
@@ -39,8 +44,9 @@ _BODY = 64
 _PYTHON_AT = _BODY + _TORCH
 _NUMPY_AT = _PYTHON_AT + _TWISTER
 SIZE = _NUMPY_AT + _TWISTER  # bytes a saved state takes at least
+OWN_AT = 16 * 1024  # where the states of the dataset's own generators begin
 Bytes = NDArray[np.uint8]
-Snapshot = tuple[torch.Tensor, Any, Any]  # of torch, random and numpy
+Snapshot = tuple[torch.Tensor, Any, Any, Own]  # of torch, random, numpy and the dataset's own
 
 
 def seed_worker(base_seed: int, worker_id: int) -> int:
@@ -81,20 +87,31 @@ class _Slot:
         self.torch: int = memory.ctypes.data + _BODY
         self.python = view[_PYTHON_AT:_NUMPY_AT]
         self.numpy = view[_NUMPY_AT:SIZE]
+        self.own = view[OWN_AT:]
 
 
 class Keeper(Protocol):
     """Where states are kept, by number: see `autopsy.blackbox.Recorder`."""
 
     def free_slot(self) -> Bytes: ...
-    def commit(self, number: int) -> None: ...
+    def commit(self, number: int, size: int) -> None: ...
     def still(self, number: int) -> None: ...
 
 
-class Randomness:
-    """Saves the random state of this process quickly, again and again."""
+def _nothing() -> tuple[()]:
+    return ()
 
-    def __init__(self) -> None:
+
+class Randomness:
+    """Saves the random state of this process quickly, again and again.
+
+    `roots` are the objects, with their names, whose own generators belong to it; `room` is how many
+    bytes there are for those.
+    """
+
+    def __init__(self, roots: Roots = _nothing, room: int = 1 << 20) -> None:
+        self.own = Generators(roots, room)
+        self._until_look, self._pause = 1, 1  # calls, until generators are looked for
         self._slots: dict[int, _Slot] = {}
         self._python = None if _python_twister is None else _python_twister.data
         self._generator, self._numpy = _numpy_twister
@@ -102,24 +119,49 @@ class Randomness:
         self._gauss = (False, 0.0)
         self._last: tuple[torch.Tensor, bytes, bytes, float | None] | None = None
 
+    def look_again(self) -> None:
+        """After a batch, and where it matters before a sample: look for the dataset's own
+        generators, because some are made when they are first needed; but ever less often."""
+        self._until_look -= 1
+        if not self._until_look:
+            self._until_look = self._pause
+            self._pause *= 2
+            self.own.look()
+
     def keep(self, keeper: Keeper, number: int) -> None:
         """Have the present state kept as state `number`; the one before it is `number` - 1."""
-        if self.unchanged():
+        self.look_again()
+        changed = self.own.changed() if self.own else False
+        if not changed and self.unchanged():
             keeper.still(number)
         else:
-            self.save(keeper.free_slot())
-            keeper.commit(number)
+            keeper.commit(number, self.save(keeper.free_slot()))
 
-    def save(self, slot: Bytes) -> None:
+    def save(self, slot: Bytes) -> int:
         """Write the present state into `slot`, which has at least `SIZE` bytes and is written to
-        again and again."""
-        numpy_memory = self._numpy_memory()
-        if self._python is None or numpy_memory is None:
-            self._save_pickled(slot)
-            return
+        again and again; how many bytes it takes. Of the dataset's own generators it is the state
+        when they were last seen to have changed."""
         parts = self._slots.get(id(slot))
         if parts is None:
             parts = self._slots[id(slot)] = _Slot(slot)
+        size = self._save_global(parts)
+        return OWN_AT + self.own.save(parts.own) if self.own else size
+
+    def saved(self) -> bytes:
+        """The present state, as `restore` takes it."""
+        slot = np.zeros(OWN_AT, np.uint8)
+        Randomness().save(slot)
+        return slot.tobytes() + self.own.saved()
+
+    def restore(self, saved: bytes) -> None:
+        """Bring back a state that `save` wrote, in this or another process."""
+        _restore_global(saved)
+        self.own.restore(saved[OWN_AT:])
+
+    def _save_global(self, parts: _Slot) -> int:
+        numpy_memory = self._numpy_memory()
+        if self._python is None or numpy_memory is None:
+            return self._save_pickled(parts.memory)
         numpy_raw = numpy_memory.tobytes()
         python_raw = self._python.tobytes()
         has_gauss, gauss = self._numpy_gauss(numpy_raw)
@@ -139,6 +181,7 @@ class Randomness:
             gauss,
         )
         self._last = (torch_state, python_raw, numpy_raw, python_gauss)
+        return SIZE
 
     def unchanged(self) -> bool:
         """Whether the present state is the one that was saved last."""
@@ -158,15 +201,18 @@ class Randomness:
 
     def snapshot(self) -> Snapshot:
         """The present state, to be brought back in this process or never; about 3 µs."""
+        self.look_again()
         numpy_memory = self._numpy_memory()
         if self._python is None or numpy_memory is None:
-            return torch.get_rng_state(), random.getstate(), np.random.get_state()
+            states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+            return (*states, self.own.snapshot())
         numpy_raw = numpy_memory.tobytes()
         python_gauss = random._inst.gauss_next  # type: ignore[attr-defined]
         return (
             torch.default_generator.get_state(),
             (self._python.tobytes(), python_gauss),
             (numpy_raw, self._numpy_gauss(numpy_raw)),
+            self.own.snapshot(),
         )
 
     def _numpy_gauss(self, raw: bytes) -> tuple[bool, float]:
@@ -177,14 +223,15 @@ class Randomness:
             self._numpy_last = raw
         return self._gauss
 
-    def _save_pickled(self, slot: Bytes) -> None:
+    def _save_pickled(self, slot: Bytes) -> int:
         self._last = None
         state = (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
         body = np.frombuffer(pickle.dumps(state, protocol=5), np.uint8)
-        if len(body) > len(slot) - _BODY:
+        if len(body) > min(len(slot), OWN_AT) - _BODY:
             raise ValueError(f"a random state of {len(body)} bytes does not fit the black box")
         slot[_BODY : _BODY + len(body)] = body
         _HEAD.pack_into(slot.data, 0, _PICKLED, _BODY + len(body), False, 0.0, False, 0.0)
+        return _BODY + len(body)
 
     def _numpy_memory(self) -> Bytes | None:
         generator = np.random.mtrand._rand._bit_generator
@@ -236,16 +283,10 @@ _numpy_twister = (
 )
 
 
-def saved() -> bytes:
-    """The present state, as `restore` takes it."""
-    slot = np.zeros(2 * SIZE, np.uint8)
-    Randomness().save(slot)
-    return slot.tobytes()
-
-
 def bring_back(snapshot: Snapshot) -> None:
     """Go back to where `Randomness.snapshot` was taken, in this process."""
-    torch_state, python_state, numpy_state = snapshot
+    torch_state, python_state, numpy_state, own = snapshot
+    bring_back_own(own)
     torch.set_rng_state(torch_state)
     if isinstance(python_state[0], bytes):
         _set_python(python_state[0], python_state[1])
@@ -255,8 +296,8 @@ def bring_back(snapshot: Snapshot) -> None:
         np.random.set_state(numpy_state)
 
 
-def restore(saved: bytes) -> None:
-    """Bring back a state that `Randomness.save` wrote, in this or another process."""
+def _restore_global(saved: bytes) -> None:
+    """Bring back what `Randomness._save_global` wrote."""
     kind, size, has_python_gauss, python_gauss, has_gauss, gauss = _HEAD.unpack_from(saved)
     if kind == _PICKLED:
         torch_state, python_state, numpy_state = pickle.loads(saved[_BODY:size])

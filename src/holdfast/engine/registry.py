@@ -2,15 +2,20 @@
 
 A child forked from this process inherits pools that are not its own. It must not close or use them,
 and lets go of their descriptors where holding them would keep somebody else alive or waiting.
+
+What finalisers and a fork call here has what it needs in its arguments: finalisers of the user's
+may close a loader, and fork, while the interpreter takes its modules apart, and no name of this
+module means anything then.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 __all__ = [
@@ -58,9 +63,9 @@ def enrol(member: Member) -> None:
     _open[id(member)] = member
 
 
-def leaves(member: Member) -> None:
+def leaves(member: Member, leaving: set[Member] = _leaving) -> None:
     """It has been told to close; somebody has to hold it until it has."""
-    _leaving.add(member)
+    leaving.add(member)
 
 
 def retired(member: Member) -> None:
@@ -89,12 +94,19 @@ def exiting() -> bool:
     return _exiting
 
 
-def close_all(members: Iterable[Member]) -> None:
+def close_all(
+    members: Iterable[Member],
+    within: float = CLOSE_WITHIN,
+    clock: Callable[[], float] = time.monotonic,
+    too_late: Callable[[], bool] = sys.is_finalizing,
+) -> None:
     """Close several within one deadline. Safe to call twice, from anywhere."""
+    if too_late():
+        return  # whoever could be closed is, by `_close_at_exit`; nobody is left to wait for
     members = list(members)
     for member in members:
         member.dismiss()
-    deadline = time.monotonic() + CLOSE_WITHIN
+    deadline = clock() + within
     for member in members:
         member.wait_closed(deadline)
 
@@ -106,12 +118,17 @@ def _close_at_exit() -> None:
     close_all({*list(_open.values()), *list(_leaving)})
 
 
-def _in_child() -> None:
+def _in_child(
+    new_lock: Callable[[], threading.Lock] = threading.Lock,
+    opened: dict[int, Member] = _open,
+    leaving: set[Member] = _leaving,
+    ancestors: list[Member] = _of_ancestors,
+) -> None:
     global _descriptors
-    _descriptors = threading.Lock()  # whoever held it is not here
-    _of_ancestors.extend((*_open.values(), *_leaving))  # beside those that were not our parent's
-    _open.clear()
-    _leaving.clear()
+    _descriptors = new_lock()  # whoever held it is not here
+    ancestors.extend((*opened.values(), *leaving))  # beside those that were not our parent's
+    opened.clear()
+    leaving.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)

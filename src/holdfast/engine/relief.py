@@ -41,9 +41,9 @@ class Relief:
         """Have the warden look, and tell the workers what follows from it."""
         self._note_held_back()
         ready = {worker: pid for worker, pid in pids.items() if self._machine.ready(worker)}
-        fattest = self._warden.look(now, ready)
+        fattest = self._warden.look(now, ready if self._machine.recycles else {})
         if fattest is not None:
-            self.wish(fattest, "retire")
+            self.wish(fattest, "ask" if self._machine.iterable else "retire")
         if self._warden.tight(now):
             self._shrink(range(self._machine.workers))
         elif now >= self._next_tidying:
@@ -55,12 +55,14 @@ class Relief:
                 if now - place.pulse.busy_since >= TIDY_AFTER and not self._machine.busy(worker)
             )
 
-    def wish(self, worker: int, kind: Literal["retire", "shrink"]) -> bool:
+    def wish(
+        self, worker: int, kind: Literal["retire", "shrink", "ask", "stay"], content: object = None
+    ) -> bool:
         """An order that does not wait behind tasks ordered before; whether it was sent."""
         channel, window = self._places[worker].channel, self._places[worker].window
         if channel is None or not self._machine.ready(worker):
             return False
-        self._holdings.post(channel, order(kind, 0, None, window.take_released()))
+        self._holdings.post(channel, order(kind, 0, content, window.take_released()))
         self._holdings.boxes.ring(worker)
         return True
 

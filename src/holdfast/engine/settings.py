@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.engine.continuation import Recovery
 from holdfast.engine.vocabulary import RestartPolicy
 from holdfast.samples.policy import Limit, Policy
 
@@ -27,3 +28,5 @@ class Settings:
     logbook: str | None
     memory_budget: int | Literal["auto"] | None
     worker_memory_limit: int | Literal["auto"] | None
+    name: str | None
+    iterable_recovery: Recovery = "auto"

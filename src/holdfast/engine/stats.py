@@ -16,6 +16,7 @@ class Stats:
     wait_seconds: float = 0.0
     waits: int = 0
     restarts: int = 0
+    incidents: int = 0
     epochs: int = 0
     recycled: int = 0
     largest_batch_bytes: int = 0

@@ -15,7 +15,14 @@ from holdfast.engine import machine as m
 from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Refused
 from holdfast.engine.obituaries import Obituaries
-from holdfast.errors import PoisonSample, RestartLimitExceeded, WorkerLost, WorkerStartError
+from holdfast.errors import (
+    PoisonSample,
+    RestartLimitExceeded,
+    StreamLost,
+    WorkerLost,
+    WorkerStartError,
+)
+from holdfast.origin import Origin
 from holdfast.samples.substitute import position_of, sample_of
 
 __all__ = ["cannot_start", "gave_up", "poisoned"]
@@ -29,45 +36,80 @@ def gave_up(
     """The error for a machine that does not replace workers any more."""
     mine = [one for one in obituaries.all() if one.worker_id == failure.worker]
     if failure.reason == "shortage":
-        return _no_room(failure, mine)
+        return _no_room(failure, mine, obituaries.origin)
     if failure.reason == "cannot-start":
-        return _never_ready(failure, mine)
+        return _never_ready(failure, mine, obituaries.origin)
+    if failure.reason == "cannot-catch-up":
+        return _never_caught_up(failure, mine, obituaries.origin)
+    if failure.reason == "stream":
+        return _not_continued(failure, mine, obituaries.origin)
     count = len(failure.deaths)
     counted = obituaries.of(failure.deaths)  # and not those that a bad sample was to blame for
     pids = ", ".join(str(one.pid) for one in counted)
+    whose = obituaries.origin.prefix
     return RestartLimitExceeded(
-        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {count} deaths within "
+        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {whose}{count} deaths within "
         f"{policy.period:g} s are more than max_restarts allows ({policy.intensity}).\n"
         + _list(counted)
         + "\nWhat to do: if these are one and the same cause, mend that; if the machine is simply "
-        f"rough, allow more, for example max_restarts=({max(20, 4 * count)}, {policy.period:g})."
+        f"rough, allow more, for example max_restarts=({max(20, 4 * count)}, {policy.period:g}), "
+        "or None to go on for as long as it takes."
     )
 
 
-def _never_ready(failure: v.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
+def _never_ready(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) -> WorkerStartError:
     """The error for a worker that ended in every start."""
     pid = mine[-1].pid if mine else "unknown"
-    if failure.deaths[-1].perhaps_from_outside:
-        deaths = mine[-m.KILLED_STARTS :]
-        advice = (
-            "it did not end by itself, so see above what kills it. If that is memory, it has to "
-            "need less, or get more, before it can start; if somebody else does it and will stop, "
-            "max_restarts=None goes on for as long as it takes."
-        )
+    if mine and mine[-1].cause == "nursery-failed":
+        advice = "see the traceback above: it is of the process that starts the workers."
     else:
-        deaths = mine[-m.FAILED_STARTS :]
         advice = (
             "run worker_init_fn and one sample of the dataset by hand in a fresh Python; a library "
             "that exits or crashes when it is loaded shows there too."
         )
     return WorkerStartError(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} died "
-        "again and again while it was starting, so it is not started again.\n"
-        f"{_list(deaths)}\nWhat to do: {advice}"
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
+        f"{failure.worker} died again and again while it was starting, so it is not started "
+        "again.\n"
+        f"{_list(mine[-m.FAILED_STARTS :])}\nWhat to do: {advice}"
     )
 
 
-def _no_room(failure: v.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
+def _never_caught_up(
+    failure: v.GaveUp, mine: Sequence[Incident], origin: Origin
+) -> WorkerStartError:
+    """The error for a worker that ended whenever it had to go to where its predecessor was."""
+    pid = mine[-1].pid if mine else "unknown"
+    return WorkerStartError(
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
+        f"{failure.worker} died again and again while it was catching up with its predecessor, so "
+        f"it is not started again.\n{_list(mine[-m.FAILED_STARTS :])}\n"
+        "What to do: run through the dataset's iterator by hand in a fresh Python, as far as the "
+        "batch above; if it has load_state_dict(), load a state there and go on from it."
+    )
+
+
+def _not_continued(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) -> StreamLost:
+    """The error for a stream that no other process goes on with."""
+    pid = mine[-1].pid if mine else "unknown"
+    if failure.why == m.RAISES:
+        advice = (
+            'iterable_recovery="auto" has streams continued by another process, and says whether '
+            "that was exact."
+        )
+    else:
+        found = remedies_for("stream-not-repeatable", None)
+        advice = "\n" + "\n".join(f"    {remedy}" for remedy in found)
+        advice += "\n    More: holdfast explain stream-not-repeatable"
+    return StreamLost(
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}the stream of "
+        f"worker {failure.worker} is not continued: {failure.why}. With a shorter epoch "
+        "other ranks would wait for batches that never come.\n"
+        f"{_list(mine[-1:])}\nWhat to do: {advice}"
+    )
+
+
+def _no_room(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) -> WorkerStartError:
     """The error for a worker that the system had no room for, again and again."""
     pid = next((one.pid for one in reversed(mine) if one.pid is not None), "none")
     errors = Counter(death.evidence.errno for death in failure.deaths)
@@ -77,9 +119,9 @@ def _no_room(failure: v.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
     )
     seconds = failure.deaths[-1].at - failure.deaths[0].at
     return WorkerStartError(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: worker {failure.worker} could not "
-        f"be started in {len(failure.deaths)} tries within {seconds:.0f} s. "
-        f"The system says: {said}.\n"
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
+        f"{failure.worker} could not be started in {len(failure.deaths)} tries within "
+        f"{seconds:.0f} s. The system says: {said}.\n"
         + _list(mine)
         + "\nWhat to do: free what is short, or raise the limit on it (ulimit -u for processes, "
         "ulimit -n for descriptors, pids.max and memory.max of the container), or use fewer "
@@ -87,9 +129,7 @@ def _no_room(failure: v.GaveUp, mine: Sequence[Incident]) -> WorkerStartError:
     )
 
 
-def poisoned(
-    verdict: v.Poisoned, obituaries: Sequence[Incident], *, past_it: bool = False
-) -> PoisonSample:
+def poisoned(verdict: v.Poisoned, obituaries: Obituaries, *, past_it: bool = False) -> PoisonSample:
     """The error for a sample that ended several workers in a row.
 
     `past_it` if the user wants to go on without bad samples, and that is not possible here.
@@ -97,7 +137,7 @@ def poisoned(
     task, position = verdict.task, position_of(verdict.position)
     deaths = [
         one
-        for one in obituaries
+        for one in obituaries.all()
         if one.worker_id == task.worker and (one.batch, one.position) == (task.number, position)
     ][-len(verdict.deaths) :]
     sample = sample_of(task.keys, task.brief, verdict.position)
@@ -110,8 +150,8 @@ def poisoned(
         where = f"{named}; {where}"
     pids = ", ".join(str(one.pid) for one in deaths)
     error = PoisonSample(
-        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {name} ({where}) ended "
-        f"{len(verdict.deaths)} workers in a row.\n"
+        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {obituaries.origin.prefix}{name} "
+        f"({where}) ended {len(verdict.deaths)} workers in a row{_alone(verdict)}.\n"
         + _list(deaths)
         + _why_not_past_it(verdict, past_it)
         + f"\nWhat to do: load dataset[{sample!r}] by itself in a separate Python process to see "
@@ -120,6 +160,15 @@ def poisoned(
     )
     error.sample = sample
     return error
+
+
+def _alone(verdict: v.Poisoned) -> str:
+    """How we know that it was the sample."""
+    if not verdict.alone:
+        return ""
+    what = "it" if verdict.position is not None else "the batch"
+    times = "once" if verdict.alone == 1 else f"{verdict.alone} times"
+    return f", {times} when {what} was loaded alone by a fresh one"
 
 
 def _why_not_past_it(verdict: v.Poisoned, past_it: bool) -> str:
@@ -137,7 +186,7 @@ def _why_not_past_it(verdict: v.Poisoned, past_it: bool) -> str:
     )
 
 
-def cannot_start(refused: Refused) -> WorkerStartError:
+def cannot_start(refused: Refused, origin: Origin) -> WorkerStartError:
     """The error for a worker whose main module or arguments did not load."""
     failure = refused.failure
     advice = ""
@@ -147,8 +196,8 @@ def cannot_start(refused: Refused) -> WorkerStartError:
         to_do = [f"    {remedy}" for remedy in remedies_for(cause, None)[:2]]
         advice = "\n".join(["", f"What to do (more: holdfast explain {cause}):", *to_do])
     return WorkerStartError(
-        f"DataLoader worker (pid(s) {refused.pid}) exited unexpectedly: worker {refused.worker} "
-        f"could not start. It says:\n\n{_indented(failure.text)}{advice}"
+        f"DataLoader worker (pid(s) {refused.pid}) exited unexpectedly: {origin.prefix}worker "
+        f"{refused.worker} could not start. It says:\n\n{_indented(failure.text)}{advice}"
     )
 
 
@@ -157,7 +206,8 @@ def _list(deaths: Sequence[Incident]) -> str:
     told = ""
     for one in deaths[-_SHOWN:]:
         how = one.what() + one.where()
-        lines.append(f"  {one}" if how != told else f"  {one.who()} likewise; {one.action}")
+        again = f"{one.who()} likewise; {one.action}"
+        lines.append(f"  {one.sentence() if how != told else again}")
         told = how
     if len(deaths) > _SHOWN:
         lines.insert(0, f"  … {len(deaths) - _SHOWN} more before these")

@@ -32,6 +32,7 @@ import tty
 from dataclasses import dataclass
 from multiprocessing import spawn
 
+from holdfast import kernel
 from holdfast.autopsy import blackbox
 
 __all__ = ["Tee"]
@@ -87,9 +88,9 @@ class _Outlet:
             return cls(_ERROR, guarded=True)  # which cannot be opened anew
         if not stat.S_ISFIFO(mode) and not os.isatty(_ERROR):
             return cls(_ERROR, guarded=False)  # a file, which never makes anybody wait
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
         try:
-            return cls(os.open(f"/proc/self/fd/{_ERROR}", flags), guarded=False)
+            return cls(kernel.reopen(_ERROR, flags), guarded=False)
         except OSError:
             return cls(_ERROR, guarded=True)  # another user's, after su
 
@@ -258,7 +259,7 @@ class Tee:
         self.empty()
         if not self._streams and not self._pending:
             return
-        rest = os.memfd_create("holdfast-stderr")
+        rest = kernel.memory_file("holdfast-stderr", room=len(self._pending))
         os.write(rest, self._pending)
         os.lseek(rest, 0, os.SEEK_SET)
         heirs = (rest, *self._streams)
@@ -276,7 +277,7 @@ def _ends() -> tuple[int, int] | None:
     try:
         if os.isatty(_ERROR):
             return _terminal()
-        return os.pipe2(os.O_CLOEXEC)
+        return kernel.pipe()
     except OSError:
         return None
 
@@ -284,9 +285,9 @@ def _ends() -> tuple[int, int] | None:
 def _terminal() -> tuple[int, int]:
     """A terminal as wide as the user's, that changes nothing of what is written to it."""
     try:
-        reading, writing = os.openpty()
+        reading, writing = map(kernel.above_stdio, os.openpty())
     except OSError:
-        return os.pipe2(os.O_CLOEXEC)  # a container without /dev/ptmx
+        return kernel.pipe()  # a container without /dev/ptmx
     tty.setraw(writing)
     size = fcntl.ioctl(_ERROR, termios.TIOCGWINSZ, bytes(struct.calcsize("HHHH")))
     fcntl.ioctl(writing, termios.TIOCSWINSZ, size)

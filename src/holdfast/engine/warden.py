@@ -17,17 +17,21 @@ from dataclasses import asdict, dataclass
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import HERE, Roots
+from holdfast.engine.continuation import TO_DO, Finding
+from holdfast.engine.vocabulary import Rehearsed
 from holdfast.memory import gauge, leaks
 from holdfast.memory.budget import Share
 from holdfast.memory.growth import Point, Said, classify, in_a_line
 from holdfast.memory.ladder import Allowance, allowance
 from holdfast.memory.pressure import AFTER_A_DEATH, CAPS, TIGHT, Level, Pace, Pressure
 from holdfast.memory.shares import BASE
+from holdfast.origin import Origin
 
 __all__ = ["Warden"]
 
 log = logging.getLogger("holdfast")
 
+_NOBODYS = Origin()
 GAP = 0.2  # seconds between two replacements: what one frees has to show first
 SELDOM = 100  # times as long as it took to find nobody worth it, until workers are measured again
 HURRY = 0.5  # seconds it takes to replace one: it finishes its batch, goes, and its memory with it
@@ -50,6 +54,10 @@ class _Told:
 
 
 _told = _Told()  # once for each process
+_AT_START = {
+    True: "what worker_init_fn or iter(dataset) loads in each worker",
+    False: "the dataset itself, copied into each worker by spawn or forkserver",
+}
 
 
 @dataclass
@@ -73,8 +81,12 @@ class Warden:
         roots: Roots = HERE,
         logbook: Logbook | None = None,
         said: Said | None = None,
+        origin: Origin = _NOBODYS,
+        start_method: str = "fork",
     ) -> None:
         self.share = share
+        self._whose = origin.prefix
+        self._forked = start_method == "fork"
         self._logbook = logbook
         self.roots = roots
         self.ranks = gauge.ranks()
@@ -206,8 +218,8 @@ class Warden:
         if fattest is None or sizes[fattest] < enough:
             return None
         log.info(
-            "memory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
-            100 * self.reading.fill, fattest, in_words(sizes[fattest]),
+            "%smemory is %.0f %% full; worker %d has %s of its own and is replaced by a fresh one",
+            self._whose, 100 * self.reading.fill, fattest, in_words(sizes[fattest]),
         )  # fmt: skip
         full = f" while memory was {100 * self.reading.fill:.0f} % full"
         self._asked[fattest] = _Asked(now, sizes[fattest], full, self.reading.free or 0)
@@ -249,7 +261,45 @@ class Warden:
         text = (
             f"worker {worker} had {size} of memory of its own{why or ', and a sample needed more'}"
         )
-        self._write("recycled", f"{text}; replaced, nothing lost", worker=worker, private=private)
+        self._write("recycled", f"{text}; replaced", worker=worker, private=private)
+
+    def stays(
+        self,
+        worker: int,
+        size: int,
+        outcome: Rehearsed | None = None,
+        finding: Finding | None = None,
+    ) -> None:
+        """A worker is too large and is not replaced: its stream would suffer, or nothing is won;
+        or, without an outcome, nobody is."""
+        self._asked.pop(worker, None)
+        if outcome is None:
+            reason, why = "nobody is", "streams are not to be continued by another process"
+            advice = 'With iterable_recovery="auto" that is tried first'
+        elif outcome.exact is False and finding is not None:
+            reason, why = "not exact", f"its stream could not be continued: {finding.in_words()}"
+            advice = f"Workers of this loader are not replaced for their size. {TO_DO}"
+        elif not outcome.pays:
+            reason = "as large"
+            why = (
+                "a fresh process that draws again what was delivered would be as large, because "
+                "the dataset keeps something of every sample"
+            )
+            advice = (
+                "To end that: holdfast leaks YOUR.MODULE:DATASET names the lines; or give the "
+                "dataset state_dict() and load_state_dict(), so that nothing has to be drawn again"
+            )
+        else:
+            return  # nothing was shown; it is tried again
+        if reason in self._said.kept or (outcome is None and self._said.kept):
+            return
+        self._said.kept.add(reason)
+        text = (
+            f"worker {worker} has {in_words(size)} of its own, more than it should, and is not "
+            f"replaced: {why}. {advice}"
+        )
+        log.warning("%s%s", self._whose, text)
+        self._write("not-recycled", text, worker=worker, private=size)
 
     def started(self, worker: int) -> int:
         """A fresh process is to take this worker's place; how many batches it makes between two
@@ -277,11 +327,11 @@ class Warden:
         if isinstance(findings, leaks.Failed):
             self._attempts = ATTEMPTS  # the next one would fail as this one did
             log.warning(
-                "what piles up in workers cannot be said: worker %d was traced, and looking at its "
-                "memory failed. The worker and its batches are as they were. This is a defect of "
-                "holdfast: please report it. To find the leak, try: holdfast leaks "
+                "%swhat piles up in workers cannot be said: worker %d was traced, and looking at "
+                "its memory failed. The worker and its batches are as they were. This is a defect "
+                "of holdfast: please report it. To find the leak, try: holdfast leaks "
                 "YOUR.MODULE:DATASET\n%s",
-                worker, findings.error,
+                self._whose, worker, findings.error,
             )  # fmt: skip
             return
         if _told.leak or not findings.any:
@@ -293,7 +343,7 @@ class Warden:
             "grown too large, so the run goes on; to end it, let go there of what each sample "
             "leaves behind. Outside of a run: holdfast leaks YOUR.MODULE:DATASET"
         )
-        log.warning("%s", text)
+        log.warning("%s%s", self._whose, text)
         if self._logbook is not None:
             self._logbook.memory({"worker": worker, "text": text, "leak": asdict(findings)})
 
@@ -316,7 +366,7 @@ class Warden:
         )
         if line is not None:
             self._said.note(growth)
-            log.warning("%s", line)
+            log.warning("%s%s", self._whose, line)
             self._write("growth", line, worker=worker, kind=growth.kind)
 
     def died_of_memory(self, now: float) -> None:
@@ -340,8 +390,7 @@ class Warden:
             return
         _told.raised = True
         log.warning(
-            "worker %d has %s of its own before its first batch, more than worker_memory_limit "
-            "allows; a fresh one would have as much, so it may grow to %s. Most often that is the "
-            "dataset itself, copied into each worker by spawn or forkserver.",
-            worker, in_words(private), in_words(limit),
+            "%sworker %d has %s of its own before its first batch, more than worker_memory_limit "
+            "allows; a fresh one would have as much, so it may grow to %s. Most often that is %s.",
+            self._whose, worker, in_words(private), in_words(limit), _AT_START[self._forked],
         )  # fmt: skip

@@ -16,23 +16,22 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import io
 import logging
 import os
 import select
-import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
+from holdfast import kernel
 from holdfast.engine import registry
 
 __all__ = ["CLOSED", "CLOSING", "OPEN", "Stage", "Watch", "Watched"]
 
 log = logging.getLogger("holdfast")
 
-_ONE = (1).to_bytes(8, sys.byteorder)
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of all watches and clerks
 SETTLE_WITHIN = 1.0  # seconds the watch waits for its clerk; then it goes on without
 
@@ -53,9 +52,10 @@ class Watched(Protocol):
 
     lock: threading.RLock
 
-    def look(self) -> tuple[float, tuple[int, ...]] | None:
+    def look(self) -> tuple[float, dict[int, int]] | None:
         """Deal with what has happened. Seconds until the next look, and the descriptors that call
-        for one earlier; None when the pool is to be closed."""
+        for one earlier, with what they have to be ready for; None when the pool is to be closed.
+        """
 
     def unsettled(self) -> bool:
         """Whether there is something for `settle`."""
@@ -84,8 +84,7 @@ class Watch:
         self.owner = os.getpid()
         self.stage = OPEN
         self._pool: Watched | None = pool  # until it is closed: it is the pool that holds us
-        # A file object, because that knows when it is closed; a number may be another's by then.
-        self._waker = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+        self._waker = kernel.Doorbell()
         self.wake = self._waker.fileno()
         self._done = threading.Event()
         self._clerk: threading.Thread | None = None
@@ -101,19 +100,34 @@ class Watch:
 
     # -- from any thread ------------------------------------------------------------------
 
-    def dismiss(self) -> None:
+    # Bound here: a finaliser may run while the interpreter takes its modules apart.
+    def dismiss(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        leaves: Callable[[registry.Member], None] = registry.leaves,
+        before: Stage = OPEN,
+        after: Stage = CLOSING,
+    ) -> None:
         """Have the pool closed, and wait for nobody. Finalizers and signal handlers may call it."""
-        if self.owner != os.getpid():
+        if self.owner != getpid():
             return
         if self._done.is_set():
             return
-        registry.leaves(self)  # or nobody might hold it until its thread comes to it
-        if self.stage is OPEN:
-            self.stage = CLOSING
-        try:
-            self._waker.write(_ONE)  # also wakes whoever waits with the lock in hand
-        except (ValueError, OSError):
-            pass  # it is closed already
+        leaves(self)  # or nobody might hold it until its thread comes to it
+        if self.stage is before:
+            self.stage = after
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the watch, and any thread that waits with the lock in hand."""
+        self._waker.ring()
+
+    def heard_bell(self) -> None:
+        """By whom it has woken, under the lock. Not if the pool is to be closed: it rings on until
+        the watch has come to that."""
+        self._waker.clear()
+        if self.stage is not OPEN:
+            self.ring()
 
     def wait_closed(self, deadline: float) -> None:
         """Wait until it is closed, unless that depends on this very thread."""
@@ -139,7 +153,7 @@ class Watch:
         assert pool is not None
         poll = select.poll()
         poll.register(self.wake, select.POLLIN)
-        watched: tuple[int, ...] = ()
+        watched: dict[int, int] = {}
         while True:
             try:
                 found = pool.look()
@@ -152,8 +166,8 @@ class Watch:
                     for fd in watched:
                         poll.unregister(fd)
                     watched = now_watched
-                    for fd in watched:
-                        poll.register(fd, select.POLLIN)
+                    for fd, mask in watched.items():
+                        poll.register(fd, mask)
             except Exception:
                 log.exception("the watch over the workers failed; the loader is closed")
                 break

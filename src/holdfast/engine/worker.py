@@ -12,13 +12,13 @@ Everything that can go wrong in the user's code is an answer, not a death: the w
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import faulthandler
 import functools
 import gc
 import os
 import pickle
+import select
 import signal
 import socket
 import time
@@ -33,15 +33,24 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.graph_settings import apply_random_seed
 
+from holdfast import kernel
 from holdfast.autopsy import thread_notes
-from holdfast.autopsy.blackbox import IDLE, REPLAY, SEND, START, STOP, Recorder
+from holdfast.autopsy.blackbox import IDLE, SEND, START, STATE, STOP, Recorder
+from holdfast.engine import alone
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.channel import Channel
+from holdfast.engine.continuation import TRUST, Finding
 from holdfast.engine.exceptions import Failure, describe
 from holdfast.engine.faults import Faults
-from holdfast.engine.fetch import IterableFetcher, MapFetcher, state_of
+from holdfast.engine.fetch import IterableFetcher, MapFetcher
+from holdfast.engine.fingerprint import (
+    DROPPED_BATCH,
+    NO_BATCH,
+    fingerprint,
+    fingerprint_of_error,
+)
 from holdfast.engine.lifeline import arm
 from holdfast.engine.pickling import find_unpicklable
 from holdfast.engine.protocol import (
@@ -49,6 +58,7 @@ from holdfast.engine.protocol import (
     ENDED,
     ERROR,
     FOUND,
+    GROWN,
     HEAD,
     MEMORY,
     NOTHING_LEFT,
@@ -56,26 +66,30 @@ from holdfast.engine.protocol import (
     RAISED,
     READY,
     REFUSED,
+    REMARK,
     REPORT,
     RESUMED,
     RETIRED,
     SIZES,
     SURVIVED,
+    TAKEN_UP,
     Blueprint,
     Equipment,
     Setup,
 )
-from holdfast.engine.randomness import Randomness, restore, saved, seed_worker
+from holdfast.engine.randomness import OWN_AT, Randomness, bring_back, seed_worker
+from holdfast.engine.take_up import TakeUp, draw_and_drop, resting_state, state_now
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
+from holdfast.memory.aside import AsideTracer
 from holdfast.memory.housekeeping import Housekeeper
-from holdfast.memory.leaks import Failed, Findings, Tracer
+from holdfast.memory.leaks import Failed, Findings
+from holdfast.samples.record import message_of
 from holdfast.samples.substitute import Brief
 
 __all__ = ["run"]
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+WAITING = 0.5  # seconds between two signs of life of a worker that waits to be told something
 
 
 def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Blueprint]) -> None:
@@ -86,11 +100,11 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     channel = Channel(socket.socket(fileno=equipment.channel))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _prefer_for_oom()
-    _let_others_finish()
+    _prefer_for_oom(500 if setup.rehearsal is None else 1000)
+    kernel.let_others_finish()
     keeper = Housekeeper(setup.allowance)
     faults = Faults.asked_for(setup.worker, setup.generation)
-    recorder = Recorder(equipment.blackboxes, setup.workers, setup.worker)
+    recorder = Recorder(equipment.blackboxes, setup.regions, setup.region, equipment.dump)
     keeper.noted = recorder.measured
     # torch puts its own handlers first, which would hide the stack; we do not install them.
     faulthandler.disable()
@@ -101,7 +115,8 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     try:
         blueprint = find_blueprint()
     except BaseException as error:
-        _refuse(channel, describe(error, position=None, step="bootstrap"))
+        if setup.rehearsal is None:
+            _refuse(channel, describe(error, position=None, step="bootstrap"))
         channel.close()
         return
     arena = Arena(equipment.arena, setup.held)
@@ -131,7 +146,7 @@ class _Worker:
         self.keeper = keeper
         self.fresh = True  # has made no batch yet
         self.retired = False
-        self.tracer = Tracer(setup.trace, dataset=blueprint.dataset) if setup.trace else None
+        self.tracer = AsideTracer(setup.trace, dataset=blueprint.dataset) if setup.trace else None
         self.blueprint = blueprint
         self.careful = blueprint.policy is not None  # with samples that may be bad
         self.dataset = blueprint.dataset
@@ -139,37 +154,49 @@ class _Worker:
         self.recorder = recorder
         self.arena = arena
         self.faults = faults
-        self.randomness = Randomness()
+        self.randomness = Randomness(self._roots, STATE - OWN_AT)
         self.shared_rng = torch.Generator()
         self.fetcher: MapFetcher | IterableFetcher | None = None
         self.broken: Failure | None = None  # what went wrong in setting up
+        self.broken_mark = NO_BATCH  # which stands for it
         self.uninitialised = True  # until worker_init_fn has run through
-        self.loaded = False  # whether the dataset was given a state to go on from
+        self.loaded = False  # whether the dataset was given a state that nothing was drawn from yet
         self.exhausted = False  # the parent knows: it told us, or we told it
         self.answered = setup.answered
         self.orders: deque[tuple[str, int, Any]] = deque()  # received and not carried out
-        self.wishes: set[str] = set()  # orders that come before all others, once a batch is done
+        self.wishes: dict[str, Any] = {}  # orders that come before all others, once a batch is done
         self.rung = 0  # how often the bell had been
         arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
         self.recorder.note(-1, -1, START)
         collate.install(self.arena)
+        if self.setup.accused:
+            alone.listen(self.recorder)
         try:
             self._become()
             self.uninitialised = False
             if self.faults:
                 self.faults.strike("after-setup")
-            self._take_up()
         except BaseException as error:
-            self.broken = describe(error, position=None, step="start-up")
-        self.keeper.begin()
+            self.fail(error)
         if self.faults:
             self.faults.strike("before-ready")
+        if self.setup.rehearsal is None:
+            # To catch up with its predecessor may take long, and is no longer a part of the start.
+            self.channel.send(READY)
+        if self.broken is None:
+            try:
+                if not self._take_up():
+                    return
+            except BaseException as error:
+                self.fail(error)
+        if self.setup.rehearsal is not None:
+            return  # it could not even begin: its end says so, and the worker stays
+        self.keeper.begin()
         self.recorder.note(-1, -1, IDLE)
         if self.keeper.raised:
             self.channel.send(RAISED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
-        self.channel.send(READY)
         if self.faults:
             self.faults.strike("after-ready")
         keeper = self.keeper
@@ -183,8 +210,13 @@ class _Worker:
                 if "retire" in self.wishes:
                     self._retire()
                     return
+                if "stay" in self.wishes:
+                    keeper.stay(for_good=self.wishes["stay"])
+                if "ask" in self.wishes:
+                    self._ask_to_go()
+                if "shrink" in self.wishes:
+                    self.arena.shrink()
                 self.wishes.clear()
-                self.arena.shrink()
             if not self.orders:
                 continue
             kind, number, content = self.orders.popleft()
@@ -201,14 +233,16 @@ class _Worker:
             if self.retired:
                 return
             if self.tracer is not None and kind in ("task", "briefed"):
-                self._look_for_leaks(Tracer.step)
+                self._look_for_leaks(AsideTracer.step)
             keeper.batches += 1
             now = time.monotonic()
             if now >= keeper.due_at:
                 self.arena.trim()
                 if not keeper.look(now, traced=self.tracer is not None):
-                    self._retire()
-                    return
+                    if not self.blueprint.iterable:
+                        self._retire()
+                        return
+                    self._ask_to_go()
                 if keeper.measured:
                     self._tell_sizes()
             if self.recorder.bell[0] != self.rung:
@@ -228,8 +262,8 @@ class _Worker:
         kind, number, content, released = pickle.loads(message)
         for offset in released:
             self.arena.release(offset)
-        if kind in ("retire", "shrink"):
-            self.wishes.add(kind)
+        if kind in ("retire", "shrink", "ask", "stay"):
+            self.wishes[kind] = content
         elif kind != "released":
             self.orders.append((kind, number, content))
         return bool(released)
@@ -241,11 +275,40 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
-        self._look_for_leaks(Tracer.end)
+        self._look_for_leaks(AsideTracer.end)
         self._tell_sizes()
         self.channel.send(RETIRED)
 
-    def _look_for_leaks(self, look: Callable[[Tracer], Findings | None]) -> None:
+    def _ask_to_go(self) -> None:
+        """It is too large; but first it must be known that its stream can be continued."""
+        self.keeper.ask()
+        sizes = SIZES.pack(self.keeper.private(), self.keeper.limit or 0)
+        self.channel.send(GROWN + sizes + (self.recorder.kept(self.answered - 1) or b""))
+
+    def _may_go(self) -> bool:
+        """Ask, and wait for the answer: it cannot go on without."""
+        self._ask_to_go()
+        position = self.recorder.cell[0]  # of the sample that failed: it is named if we stay
+        poll = select.poll()
+        poll.register(self.channel.fileno(), select.POLLIN)
+        while not ({"retire", "stay"} & self.wishes.keys()):
+            self.recorder.note(-1, -1, IDLE)  # waiting is no stall, however long that takes
+            if not poll.poll(WAITING * 1000):
+                continue
+            message = self.channel.receive()
+            if message is None:
+                raise BrokenPipeError
+            self._take_in(message)
+            if "ask" in self.wishes:
+                del self.wishes["ask"]
+                self._ask_to_go()
+        if "retire" in self.wishes:
+            return True
+        self.recorder.cell[0] = position
+        self.keeper.stay(for_good=self.wishes.pop("stay"))
+        return False
+
+    def _look_for_leaks(self, look: Callable[[AsideTracer], Findings | None]) -> None:
         if self.tracer is None:
             return
         try:
@@ -270,41 +333,64 @@ class _Worker:
         torch.set_num_threads(1)
         worker, blueprint = self.setup.worker, self.blueprint
         seed = seed_worker(blueprint.base_seed, worker)
-        self._seed_datapipe(self.setup.shared_seed)
+        self.seed_datapipe(self.setup.shared_seed)
         torch_worker._worker_info = WorkerInfo(
             id=worker, num_workers=blueprint.num_workers, seed=seed, dataset=self.dataset
         )
         if blueprint.worker_init_fn is not None:
             blueprint.worker_init_fn(worker)
 
-    def _seed_datapipe(self, seed: int | None) -> None:
+    def seed_datapipe(self, seed: int | None) -> None:
         if isinstance(self.dataset, IterDataPipe):
             if seed is None:
                 raise AssertionError("shared_seed must be provided for IterDataPipe workers")
             self.shared_rng.manual_seed(seed)
             self.dataset = apply_random_seed(self.dataset, self.shared_rng)
 
-    def _take_up(self) -> None:
-        """Go to where the predecessor was; a first worker has nothing to catch up with."""
+    def _roots(self) -> Iterator[tuple[str, Any]]:
+        """What may have random generators of its own."""
+        yield "dataset", self.dataset
+        yield "collate_fn", self.blueprint.collate_fn
+        yield "on_bad_sample", self.blueprint.on_bad_sample
+        if isinstance(self.fetcher, IterableFetcher):
+            yield "iterator", self.fetcher.iterator
+
+    def fail(self, error: BaseException) -> None:
+        """It could not be set up: that is the answer to all it is asked for."""
+        self.broken = describe(error, position=None, step="start-up")
+        self.broken_mark = fingerprint_of_error(error)
+
+    def private(self) -> int:
+        return self.keeper.private()
+
+    def _take_up(self) -> bool:
+        """Go to where the predecessor was; whether this process is the one to go on from there. A
+        first worker has nothing to catch up with."""
         setup = self.setup
         self.exhausted = setup.exhausted
-        state = None if setup.dataset_state is None else pickle.loads(setup.dataset_state)
-        knows = state is not None and state["dataset"] is not None
-        self.loaded = knows and not self.exhausted
-        if self.blueprint.iterable and not self.loaded:
-            self._pass_epochs(state)
-        if setup.epoch_state is not None:
-            restore(setup.epoch_state)
-        if not self.exhausted:
-            self._make_fetcher(state)
-            if isinstance(self.fetcher, IterableFetcher) and state is None:
-                self._replay(setup.replica)
+        finding = None
+        if setup.plan is not None:
+            finding = TakeUp(self, setup.plan)()
+        elif not self.exhausted:
+            self.make_fetcher()
+        if finding is not None and not self._goes_on(finding):
+            return False
         if setup.random_state is not None:
-            restore(setup.random_state)
+            self.randomness.restore(setup.random_state)
             if not self.recorder.take_up(setup.answered):
                 self.randomness.keep(self.recorder, setup.answered)
+        return True
 
-    def _make_fetcher(self, state: dict[str, Any] | None = None) -> None:
+    def _goes_on(self, finding: Finding) -> bool:
+        """Tell what was found; whether that is no reason to leave."""
+        self.loaded = finding.way == TRUST
+        if isinstance(self.fetcher, CarefulIterableFetcher):
+            self.fetcher.reports = []  # they were told when it was their turn
+        finding = dataclasses.replace(finding, private=self.private())
+        self.channel.send(TAKEN_UP + pickle.dumps(finding, 5))
+        return not (finding.leaves or finding.lost or self.setup.rehearsal is not None)
+
+    def make_fetcher(self, state: dict[str, Any] | None = None) -> None:
         blueprint = self.blueprint
         kind: Callable[..., MapFetcher | IterableFetcher]
         kind = IterableFetcher if blueprint.iterable else MapFetcher
@@ -313,6 +399,7 @@ class _Worker:
                 CarefulIterableFetcher if blueprint.iterable else CarefulMapFetcher,
                 policy=blueprint.policy,
                 worker_id=self.setup.worker,
+                randomness=self.randomness,
             )
         if state is not None and state["dataset"] is not None:
             self.dataset.load_state_dict(state["dataset"])
@@ -326,52 +413,13 @@ class _Worker:
             faults=self.faults,
         )
         self.fetcher.tidy = self.keeper.between_samples
+        self.fetcher.remark = self._remark
         if isinstance(self.fetcher, IterableFetcher) and state is not None:
             if state["iterator"] is not None:
                 self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
             self.fetcher.ended = state["ended"]
             self.fetcher.ahead = state["ahead"]
-
-    def _pass_epochs(self, state: dict[str, Any] | None) -> None:
-        """Bring the dataset to where the epochs that are over have left it.
-
-        Many datasets count them, or shuffle by their number, and do so when iter() is called or, if
-        that is a generator, when the first sample is drawn. The state in which one ended saves
-        going through all of them; but it is a state to go on from, so that end has to be met
-        before another epoch can begin.
-        """
-        setup = self.setup
-        epochs = setup.passed + (self.exhausted and setup.replica > 0)
-        resting = None if setup.resting_state is None else pickle.loads(setup.resting_state)
-        if self.exhausted:
-            resting = state["dataset"] if state is not None else None
-        if resting is not None:
-            self.dataset.load_state_dict(resting)
-            epochs = 1
-        for _ in range(epochs):
-            self.recorder.note(-1, -1, REPLAY)
-            self._draw_and_drop(lambda: iter(self.dataset))
-        if epochs:
-            self._seed_datapipe(setup.shared_seed)  # the seed it had was for one iter() only
-
-    def _draw_and_drop(self, samples: Callable[[], Iterator[Any]]) -> None:
-        try:
-            next(samples())
-        except BaseException:  # the end, or what was delivered as an error when it was its turn
-            return
-
-    def _replay(self, batches: int) -> None:
-        """Draw again what was delivered already, and drop it."""
-        assert isinstance(self.fetcher, IterableFetcher)
-        for _ in range(batches):
-            self.recorder.note(-1, -1, REPLAY)
-            try:
-                self.fetcher.fetch(-1, self.blueprint.batch_index)
-            except StopIteration:
-                self.fetcher.ended = True  # the next task is answered with the end
-                return
-            except BaseException:  # it was delivered as an error the first time
-                continue
+            self.fetcher.made = state["made"]
 
     # -- items ----------------------------------------------------------------------------
 
@@ -379,16 +427,12 @@ class _Worker:
         if self.exhausted:
             return
         if self.broken is not None:
-            self._answer(ERROR, number, pickle.dumps(self.broken))
+            self._answer(ERROR, number, pickle.dumps(self.broken), self.broken_mark)
             return
-        fetcher = self.fetcher
-        assert fetcher is not None
+        if self.randomness.own.waiting:
+            self._let_generators_arrive(number, index, brief)
         try:
-            if brief is None:
-                batch = fetcher.fetch(number, index)
-            else:
-                assert isinstance(fetcher, CarefulMapFetcher)
-                batch = fetcher.fetch(number, index, brief)
+            batch = self._fetch(number, index, brief)
         except StopIteration as stop:
             if self.blueprint.iterable:
                 self.exhausted = True
@@ -399,41 +443,81 @@ class _Worker:
             if self._lacked_memory(error):
                 self._retire()
             else:
-                self._fail(number, error)
+                self._fail(number, error, fingerprint_of_error(error))
         else:
             if self.careful and self._lacked_memory(None):
                 self._retire()
                 return
             self.fresh = False
             if batch is DROPPED:
-                self._answer(NOTHING_LEFT, number, b"")
+                self._answer(NOTHING_LEFT, number, b"", DROPPED_BATCH)
                 return
-            frame = self._encode(number, batch)
+            mark = fingerprint(batch) if self.setup.marks else NO_BATCH
+            frame = self._encode(number, batch, mark)
             del batch  # or its part of the arena would stay in use on this side
             if frame is not None:
-                self._answer(BATCH, number, frame)
+                self._answer(BATCH, number, frame, mark)
+
+    def _fetch(self, number: int, index: Any, brief: Brief | None) -> Any:
+        fetcher = self.fetcher
+        assert fetcher is not None
+        if brief is None:
+            return fetcher.fetch(number, index)
+        assert isinstance(fetcher, CarefulMapFetcher)
+        return fetcher.fetch(number, index, brief)
+
+    def _let_generators_arrive(self, number: int, index: Any, brief: Brief | None) -> None:
+        """The predecessor had made generators as it went: make a batch for what comes into being by
+        it, then go back to where it was. (A stream cannot be asked twice.)"""
+        own = self.randomness.own
+        own.arrived()
+        if own.waiting and not self.blueprint.iterable:
+            before = self.randomness.snapshot()
+            try:
+                self._fetch(number, index, brief)
+            except BaseException:
+                pass  # it is raised again when it counts
+            bring_back(before)
+            own.arrived()
+        own.give_up()
 
     def _lacked_memory(self, error: BaseException | None) -> bool:
         """Whether a sample failed for lack of memory that others may have used up before it.
 
-        Then a fresh process makes this batch again. If it fails there too it is the sample's own.
+        Then a fresh process makes this batch again. If it fails there too it is the sample's own;
+        and it stays the answer if the stream could not be continued there.
         """
         if self.fresh or not self.keeper.limits_allocations:
             return False
         if error is not None:
-            return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        fetcher = self.fetcher
-        assert isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher))
-        return any("MemoryError" in bad.error for bad in fetcher.reports)
+            lacked = isinstance(error, MemoryError) or "can't allocate memory" in message_of(error)
+        else:
+            fetcher = self.fetcher
+            assert isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher))
+            lacked = any("MemoryError" in bad.error for bad in fetcher.reports)
+        return lacked and (not self.blueprint.iterable or self._may_go())
 
-    def _do_trial(self, number: int, index: Any, brief: Brief | None, code: int) -> None:
+    def _do_trial(
+        self, number: int, index: Any, brief: Brief | None, position: int | None, pause: float
+    ) -> None:
         """Load one sample by itself. It is no answer to a batch: the random state stays."""
         if self.broken is None:
-            assert isinstance(self.fetcher, CarefulMapFetcher)
-            self.fetcher.alone(number, index, brief, code)
+            fetcher = self.fetcher
+            assert isinstance(fetcher, MapFetcher)
+            before = self.randomness.snapshot()
+            if not alone.wait(pause, self.recorder, self.channel.fileno()):
+                return  # and there is nothing to be received either
+            try:
+                if isinstance(fetcher, CarefulMapFetcher):
+                    fetcher.alone(number, index, position, brief)
+                else:
+                    fetcher.alone(number, index, position)
+            except BaseException:
+                pass  # it raised, so it lives: the batch will say what
+            bring_back(before)
         self.channel.send(SURVIVED)
 
-    def _encode(self, number: int, batch: Any) -> bytes | None:
+    def _encode(self, number: int, batch: Any, mark: int) -> bytes | None:
         """The batch as it will be sent; None if it does not pickle, which is then the answer."""
         fetcher = self.fetcher
         assert fetcher is not None
@@ -447,14 +531,14 @@ class _Worker:
             path = find_unpicklable(batch, "batch")
             if path is not None and len(error.args) == 1:
                 error.args = (f"{error}: {path} cannot be sent to the main process",)
-            self._fail(number, error)
+            self._fail(number, error, mark)
             return None
 
-    def _fail(self, number: int, error: BaseException) -> None:
+    def _fail(self, number: int, error: BaseException, mark: int = NO_BATCH) -> None:
         fetcher = self.fetcher
         assert fetcher is not None
         failure = describe(error, position=self.recorder.position, step=fetcher.step)
-        self._answer(ERROR, number, pickle.dumps(failure))
+        self._answer(ERROR, number, pickle.dumps(failure), mark)
 
     def _do_resume(self, seed: int | None) -> None:
         if self.faults:
@@ -462,33 +546,47 @@ class _Worker:
         self.exhausted = False
         if not self.uninitialised:
             self.broken = None
-        epoch_state = saved()
+        epoch_state = self.randomness.saved()
         fetcher = self.fetcher
         if self.loaded and self.answered == self.setup.answered:
             # Nothing was drawn since a state was loaded: the dataset would go on from it now.
             assert isinstance(fetcher, IterableFetcher)
             iterator = fetcher.iterator
-            self._draw_and_drop(lambda: iterator)
-            restore(epoch_state)
-        resting_state = self._resting_state()
+            draw_and_drop(lambda: iterator)
+            self.randomness.restore(epoch_state)
+        resting = resting_state(self.dataset) if self.blueprint.iterable else b""
+        self.keeper.begin_epoch()
         try:
-            self._seed_datapipe(seed)
-            self._make_fetcher()
+            self.seed_datapipe(seed)
+            self.make_fetcher()
         except BaseException as error:
-            self.broken = self.broken or describe(error, position=None, step="start-up")
-        self._answer(RESUMED, 0, epoch_state, resting_state)
+            if self.broken is None:
+                self.fail(error)
+        self._answer(RESUMED, 0, epoch_state, state=resting)
         if self.faults:
             self.faults.strike("after-resume")
 
-    def _answer(self, kind: bytes, number: int, content: bytes, state: bytes | None = None) -> None:
+    def _answer(
+        self,
+        kind: bytes,
+        number: int,
+        content: bytes,
+        mark: int = NO_BATCH,
+        state: bytes | None = None,
+    ) -> None:
         """Save the random state, then send: see the black box for why in this order."""
         self.answered += 1
         self.randomness.keep(self.recorder, self.answered)
         if state is None:
-            state = self._dataset_state() if self.blueprint.iterable else b""
-        if self.careful and self.fetcher is not None:
+            fetcher = self.fetcher
+            state = b""
+            if isinstance(fetcher, IterableFetcher):
+                state = state_now(self.dataset, fetcher)
+        if self.careful and self.fetcher is not None and kind is not RESUMED:
             self._report()
-        message = b"".join((kind, HEAD.pack(number, len(state)), state, content))
+        if self.randomness.own.remarks:
+            self._tell()
+        message = b"".join((kind, HEAD.pack(number, len(state), mark), state, content))
         if kind is not BATCH:  # of which it is noted since its encoding began
             self.recorder.note(number, -1, SEND)
         faults = self.faults
@@ -499,42 +597,25 @@ class _Worker:
             self.channel.send(message, lambda: faults.strike("mid-send", number))
             faults.strike("after-send", number)
 
+    def _tell(self) -> None:
+        for about, words in self.randomness.own.remarks:
+            self._remark(about, words)
+        self.randomness.own.remarks.clear()
+
+    def _remark(self, about: str, words: str) -> None:
+        self.channel.send(REMARK + pickle.dumps((about, words), 5))
+
     def _report(self) -> None:
         """Bad samples travel just ahead of the answer; without it they are forgotten."""
         fetcher = self.fetcher
         assert isinstance(fetcher, (CarefulMapFetcher, CarefulIterableFetcher))
-        if fetcher.reports:
-            self.channel.send(REPORT + pickle.dumps(fetcher.reports, 5))
+        samples = None
+        if isinstance(fetcher, CarefulIterableFetcher):
+            asked = len(self.blueprint.batch_index or (None,))
+            samples = fetcher.drawn if fetcher.drawn != asked else None
+        if fetcher.reports or samples is not None:
+            self.channel.send(REPORT + pickle.dumps((fetcher.reports, samples), 5))
             fetcher.reports = []
-
-    def _dataset_state(self) -> bytes:
-        """The state of an iterable dataset that offers one, to take up from after a death."""
-        fetcher = self.fetcher
-        if not isinstance(fetcher, IterableFetcher):
-            return b""
-        try:
-            dataset = state_of(self.dataset)
-            iterator = None if fetcher.iterator is self.dataset else state_of(fetcher.iterator)
-            if dataset is None and iterator is None:
-                return b""
-            return pickle.dumps(
-                {
-                    "dataset": dataset,
-                    "iterator": iterator,
-                    "ended": fetcher.ended,
-                    "ahead": fetcher.ahead,
-                }
-            )
-        except Exception:
-            return b""  # it will be replayed from its start instead
-
-    def _resting_state(self) -> bytes:
-        """The dataset's own state between two epochs, if it offers one."""
-        try:
-            state = state_of(self.dataset) if self.blueprint.iterable else None
-            return b"" if state is None else pickle.dumps(state)
-        except Exception:
-            return b""  # it will be sent through all epochs instead
 
 
 def _refuse(channel: Channel, failure: Failure) -> None:
@@ -553,31 +634,17 @@ def _die_with(parent: int) -> None:
     The nursery has one thread that never ends, so the signal cannot come early; comparing the
     parent afterwards closes the gap before it was armed.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    kernel.die_with_parent()
     if os.getppid() != parent:
         os._exit(0)
 
 
-def _let_others_finish() -> None:
-    """Do not interrupt a process that is running when this one has something to do again.
-
-    With small batches and few cores that happens several times in a millisecond: the trainer asks
-    for a batch, and the worker that has waited for it takes the trainer's core before it has asked
-    the next one. It is no lower priority: once it runs, it has the same share of the time. Whoever
-    has chosen another policy keeps it.
-    """
-    try:
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:
-        pass  # a sandbox does not let us: everything works as well, and a little slower
-
-
-def _prefer_for_oom() -> None:
-    """Let the kernel, when it must kill, take a worker and not the trainer."""
+def _prefer_for_oom(by: int) -> None:
+    """Let the kernel, when it must kill, take a worker and not the trainer, and first one that only
+    tries something."""
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
-            adjusted = min(1000, int(file.read()) + 500)
+            adjusted = min(1000, int(file.read()) + by)
             file.seek(0)
             file.write(str(adjusted))
     except OSError:

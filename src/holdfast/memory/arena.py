@@ -15,7 +15,7 @@ What does not work:
 The design. Each worker slot has one anonymous file (``memfd_create``) that is as large as the
 machine's memory but sparse, so that its size is address space and costs nothing. Both sides map it
 once. Only the worker allocates in it (`Arena`), so there is nothing to lock, and nothing a SIGKILL
-could leave locked. Pages are reserved with ``posix_fallocate`` before they are first written: lack
+could leave locked. Pages are reserved (``posix_fallocate``) before they are first written: lack
 of room is then an answer (`Arena.take` returns None and the batch travels through the socket) and
 never a signal. The main process (`window`) lends out NumPy arrays that lie directly on its mapping.
 Tensors are built on such an array and keep it alive; when it dies, a weak reference puts the
@@ -57,6 +57,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from holdfast import kernel
 
 __all__ = [
     "PAGE",
@@ -227,7 +229,7 @@ def default_capacity(meminfo: str = "/proc/meminfo") -> int:
         total = 0
     total = total or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     capacity = min(1 << (total - 1).bit_length(), LARGEST)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = (kernel.limit(resource.RLIMIT_AS) or (resource.RLIM_INFINITY,))[0]
     if limit != resource.RLIM_INFINITY:
         # Under `ulimit -v` address space is what runs out first: leave it to the user's heap.
         capacity = min(capacity, 1 << max(limit // 32, 1).bit_length() - 1)
@@ -241,7 +243,7 @@ def create(name: str, capacity: int | None = None) -> int:
     """
     capacity = rounded_up(capacity or default_capacity(), PAGE)
     smallest = min(capacity, LAST_RESORT)
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = kernel.memory_file(name)
     while True:
         try:
             os.ftruncate(fd, capacity)
@@ -252,6 +254,20 @@ def create(name: str, capacity: int | None = None) -> int:
                 os.close(fd)
                 raise
             capacity = max(rounded_up(capacity // 2, PAGE), smallest)
+
+
+def _new_libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = (address, size, number, number, number, ctypes.c_int64)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = (address, size)
+    libc.madvise.argtypes = (address, size, number)
+    return libc
+
+
+_libc = _new_libc()
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Mapping:
@@ -274,29 +290,22 @@ class Mapping:
         # Arrays and tensors hold the buffer, not this object.
         weakref.finalize(self.buffer, _libc.munmap, address, size).atexit = False
         # A core dump would read, and so allocate, every page of the hole that the file mostly is.
-        _libc.madvise(address, size, mmap.MADV_DONTDUMP)
+        _libc.madvise(address, size, kernel.DONTDUMP)
 
-    def give_back(self, start: int, end: int) -> None:
+    # Bound here: it is called for batches that die while the interpreter takes its modules apart.
+    def give_back(
+        self,
+        start: int,
+        end: int,
+        advise: Callable[[int, int, int], object] = _libc.madvise,
+        remove: int = kernel.REMOVE,
+    ) -> None:
         """Return whole pages to the system: they read as zero afterwards, in every process.
 
         A kernel that cannot (it says so, and nothing is lost) keeps them until the file goes.
         """
         if end > start:
-            _libc.madvise(self.address + start, end - start, mmap.MADV_REMOVE)
-
-
-def _new_libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.argtypes = (address, size, number, number, number, ctypes.c_int64)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.munmap.argtypes = (address, size)
-    libc.madvise.argtypes = (address, size, number)
-    return libc
-
-
-_libc = _new_libc()
-_MAP_FAILED = ctypes.c_void_p(-1).value
+            advise(self.address + start, end - start, remove)
 
 
 def outside(blocks: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
@@ -335,7 +344,7 @@ class Arena:
         """`held`: what the main process still uses of a worker that had this file before."""
         status = os.fstat(fd)
         self.capacity = status.st_size
-        self._fd = os.dup(fd)
+        self._fd = kernel.duplicate(fd)
         weakref.finalize(self, os.close, self._fd)
         self._map = Mapping(fd, self.capacity)
         # Where the mapping begins in this process.
@@ -493,7 +502,7 @@ class Arena:
                 until = min(end, at + RESERVE_STEP // CHUNK)
             try:
                 stop = min(until * CHUNK, self.capacity)
-                os.posix_fallocate(self._fd, at * CHUNK, stop - at * CHUNK)
+                kernel.reserve(self._fd, at * CHUNK, stop, lambda: self._all_but(offset))
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     return False
@@ -502,6 +511,10 @@ class Arena:
             self._reach = max(self._reach, stop)
             at = flags.find(0, until, end)
         return True
+
+    def _all_but(self, new: int) -> list[tuple[int, int]]:
+        """The blocks in use that have their memory already."""
+        return [(offset, nbytes) for offset, nbytes in self._extents.used() if offset != new]
 
     def _flag(self, first: int, last: int) -> None:
         """These chunks, none of which was so far, are reserved."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["has_attributes", "is_a", "own", "own_one"]
+__all__ = ["attributes_of", "dict_of", "has_attributes", "is_a", "own", "own_one", "slots_of"]
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -21,7 +21,7 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 def own(value: Any) -> dict[str, Any]:
     """Names and values; those not set are left out."""
     found: dict[str, Any] = {}
-    for name, member in _slots(type(value)):
+    for name, member in slots_of(type(value)):
         try:
             found[name] = member.__get__(value)
         except AttributeError:
@@ -31,25 +31,24 @@ def own(value: Any) -> dict[str, Any]:
 
 def own_one(value: Any, name: str) -> Any:
     """One of them, without a copy of all. KeyError if it is not set."""
-    for slot, member in _slots(type(value)):
+    for slot, member in slots_of(type(value)):
         if slot == name:
             try:
                 return member.__get__(value)
             except AttributeError:
                 break  # not set
-    return dict.__getitem__(_dict_of(value), name)
+    return dict.__getitem__(dict_of(value), name)
 
 
 def _inside(value: Any) -> dict[str, Any]:
     """A copy of its ``__dict__``."""
-    return dict(list(dict.items(_dict_of(value))))
+    return dict(list(dict.items(dict_of(value))))
 
 
-def _dict_of(value: Any) -> dict[str, Any]:
-    """Its ``__dict__``; empty if there is none, or only one that a property makes up."""
-    members = (vars(base).get("__dict__") for base in type(value).__mro__)
-    member: Any = next((one for one in members if one is not None), None)
-    if type(member) not in (GetSetDescriptorType, MemberDescriptorType):
+def dict_of(value: Any) -> dict[str, Any]:
+    """Its ``__dict__`` itself; empty if there is none, or only one that a property makes up."""
+    member = attributes_of(type(value))
+    if member is None:
         return {}
     try:
         inside = member.__get__(value)
@@ -58,12 +57,21 @@ def _dict_of(value: Any) -> dict[str, Any]:
     return inside if is_a(inside, dict) else {}
 
 
+def attributes_of(kind: type) -> Any:
+    """What reads the ``__dict__`` of objects of this class; None if they have none, or only one
+    that a property makes up."""
+    members = (vars(base).get("__dict__") for base in kind.__mro__)
+    member: Any = next((one for one in members if one is not None), None)
+    return member if type(member) in (GetSetDescriptorType, MemberDescriptorType) else None
+
+
 def has_attributes(kind: type) -> bool:
     """Whether objects of this class can have any."""
-    return kind.__dictoffset__ != 0 or any(True for _ in _slots(kind))
+    return kind.__dictoffset__ != 0 or any(True for _ in slots_of(kind))
 
 
-def _slots(kind: type) -> list[tuple[str, Any]]:
+def slots_of(kind: type) -> list[tuple[str, Any]]:
+    """The names in ``__slots__`` of a class and its bases, each with what reads it."""
     return [
         (name, member)
         for base in kind.__mro__

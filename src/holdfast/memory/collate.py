@@ -8,6 +8,12 @@ stays torch's: dtypes, errors, what happens to subclasses.
 soon as it is fetched, while it is still in the cache, and its own memory serves the next one.
 Stacking then finds that the work is done. Whatever is not as the first sample was is left alone
 and stacked in the ordinary way, so that results and errors are those of ``default_collate``.
+
+With one exception: of a dataset that fills one buffer again and again and returns it for each
+sample, the rows are what it returned, and not the last one over and over. `Placement` tells who
+wants to know. That two samples have the same address says nothing (the memory of the last one
+serves the next), unless the first one is still held when the other comes: so it is held, in a batch
+that is watched.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ WIDTH = 64
 """How deep in a sample they are looked for, and in containers of how many items."""
 
 _Tensors = list[torch.Tensor]
+Tell = Callable[[], object]
 _torch_stack: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
 _torch_array: Callable[..., torch.Tensor] = torch_collate.collate_numpy_array_fn
 _ARRAY_DTYPES = frozenset(AS_NUMPY.values())
@@ -155,10 +162,25 @@ def _is_plain(leaf: Any) -> bool:
     )
 
 
+def _address(leaf: Any) -> int:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.data_ptr()
+    return int(leaf.__array_interface__["data"][0])
+
+
+def _same_bytes(leaf: Any, other: Any) -> bool:
+    """Of the same class, shape and dtype. Not by value: a NaN is not equal to itself."""
+    if isinstance(leaf, torch.Tensor):
+        return torch.equal(leaf.contiguous().view(torch.uint8), other.view(torch.uint8))
+    return bool(np.array_equal(np.ascontiguousarray(leaf).view(np.uint8), other.view(np.uint8)))
+
+
 class _Column:
     """One leaf of all samples of a batch: the rows 0, 1, 2, ... of one block."""
 
-    def __init__(self, memory: Bytes, leaf: Any, size: int) -> None:
+    def __init__(self, memory: Bytes, leaf: Any, size: int, refilled: Tell | None) -> None:
+        self.refilled = refilled  # is told that a buffer was, until it knows
+        self.first = leaf if refilled is not None else None
         self.kind = type(leaf)
         self.shape = leaf.shape
         self.dtype = leaf.dtype
@@ -191,7 +213,15 @@ class _Column:
             np.copyto(copy, leaf)
         else:
             copy.copy_(leaf)
+        if self.refilled is not None and row:
+            self._compare(leaf, self.refilled)
         return copy
+
+    def _compare(self, leaf: Any, refilled: Tell) -> None:
+        """Whether it is the memory of the first one, with something else in it by now."""
+        if _address(leaf) == _address(self.first) and not _same_bytes(leaf, self.rows[0]):
+            self.refilled = self.first = None
+            refilled()
 
     def whole(self, batch: _Tensors) -> torch.Tensor | None:
         """The rows as one tensor, if the batch is these rows in this order. Only once."""
@@ -204,7 +234,7 @@ class _Column:
             mine = len(batch) <= len(rows) and all(map(operator.is_, batch, rows))
         if not mine:
             return None
-        self.memory, self.rows = None, []
+        self.memory, self.rows, self.first = None, [], None
         return _tensor(memory, (len(batch), *self.shape), batch[0].dtype)
 
     def _is_row(self, row: int, tensor: torch.Tensor) -> bool:
@@ -224,9 +254,12 @@ class Placement:
     Only for batches that ``default_collate`` will collate; user code must not see the rows.
     """
 
-    __slots__ = ("__weakref__", "_arena", "_plan", "_row", "_size", "columns")
+    __slots__ = ("__weakref__", "_arena", "_plan", "_refilled", "_row", "_size", "columns")
 
-    def __init__(self, arena: Arena, size: int) -> None:
+    def __init__(self, arena: Arena, size: int, refilled: Tell | None = None) -> None:
+        """`refilled` is called if two samples turn out to be one buffer with different contents.
+        To know that, the first sample has to be held as long as the batch."""
+        self._refilled = refilled
         self.columns: dict[int, _Column] = {}
         self._arena = arena
         self._size = size
@@ -278,7 +311,7 @@ class Placement:
         block = self._arena.take(self._size * leaf.nbytes)
         if block is None:
             return None
-        column = _Column(block.array, leaf, self._size)
+        column = _Column(block.array, leaf, self._size, self._refilled)
         self.columns[column.address] = column
         return column
 

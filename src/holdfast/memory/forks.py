@@ -11,6 +11,10 @@ parent has only the reading end, and sees its end of file when the last copy is 
 descriptor here for each living child that was forked while somebody held a batch, and no signal, no
 thread and no waiting: `sweep` asks when there is something to do anyway.
 
+A process may also fork while the interpreter takes its modules apart, in a finaliser of the user's,
+when no name of this module means anything any more. So all there is to know is in one object, which
+the hooks hold, and what they call is bound to it.
+
 Only ``os.fork`` and what is built on it (``multiprocessing``) can be seen from here. A library that
 forks in C and goes on in the child without ``exec`` cannot.
 """
@@ -24,72 +28,87 @@ from collections.abc import Callable
 from threading import Lock, get_ident
 from typing import Any
 
+from holdfast import kernel
+
 __all__ = ["protect", "sweep"]
 
-_sources: list[Callable[[], list[Any]]] = []
-_numbers = itertools.count()
-_pinned: dict[int, tuple[int, list[Any]]] = {}
-"""Of each child the reading end of its pipe, and what must stay for it. By a number that is never
-used again, because descriptors are: whoever takes an entry out is the one who closes it."""
-_forking: dict[int, int] = {}  # thread -> the writing end for the child it is about to fork
-_for_ever: list[Any] = []
-_sweeping = Lock()
-_owner = os.getpid()
+
+class _Pins:
+    """What stays as it is, and for whom."""
+
+    _getpid = staticmethod(os.getpid)
+    _get_ident = staticmethod(get_ident)
+    _close = staticmethod(os.close)
+    _pipe = staticmethod(kernel.pipe)
+    _poll = staticmethod(select.poll)
+    _new_lock = staticmethod(Lock)
+
+    def __init__(self) -> None:
+        self.sources: list[Callable[[], list[Any]]] = []
+        self.pinned: dict[int, tuple[int, list[Any]]] = {}
+        """Of each child the reading end of its pipe, and what must stay for it. By a number that is
+        never used again, because descriptors are: whoever takes an entry out is the one who closes
+        it."""
+        self._numbers = itertools.count()
+        self._forking: dict[int, int] = {}  # thread -> the writing end for its next child
+        self._for_ever: list[Any] = []
+        self._sweeping = Lock()
+        self._owner = os.getpid()
+
+    def sweep(self, ended: int = select.POLLIN) -> None:
+        """Let go of what was kept for children that are gone."""
+        if not self.pinned or self._getpid() != self._owner:
+            return
+        if not self._sweeping.acquire(blocking=False):
+            return  # somebody does
+        try:
+            children = {entry[0]: number for number, entry in list(self.pinned.items())}
+            poll = self._poll()
+            for reading in children:
+                poll.register(reading, ended)
+            for reading, _ in poll.poll(0):
+                if self.pinned.pop(children[reading], None) is not None:
+                    self._close(reading)
+        finally:
+            self._sweeping.release()
+
+    def before(self) -> None:
+        self.sweep()
+        kept = [thing for source in self.sources for thing in source()]
+        if not kept:
+            return
+        try:
+            reading, writing = self._pipe()
+        except OSError:  # no descriptor to be had: better kept for ever than changed for the child
+            self._for_ever.extend(kept)
+            return
+        self.pinned[next(self._numbers)] = (reading, kept)
+        self._forking[self._get_ident()] = writing
+
+    def in_parent(self) -> None:
+        writing = self._forking.pop(self._get_ident(), None)
+        if writing is not None:
+            self._close(writing)
+
+    def in_child(self) -> None:
+        self._owner = self._getpid()
+        self._sweeping = self._new_lock()
+        self._forking.pop(self._get_ident(), None)  # its writing end stays open as long as we live
+        for reading, _ in self.pinned.values():
+            self._close(reading)
+        for writing in self._forking.values():  # of children that other threads were about to fork
+            self._close(writing)
+        self.pinned.clear()
+        self._forking.clear()
+
+
+_pins = _Pins()
+os.register_at_fork(
+    before=_pins.before, after_in_parent=_pins.in_parent, after_in_child=_pins.in_child
+)
+sweep = _pins.sweep
 
 
 def protect(source: Callable[[], list[Any]]) -> None:
     """Keep what `source` lists at the moment of a fork alive until the child is gone."""
-    if not _sources:
-        os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
-    _sources.append(source)
-
-
-def sweep() -> None:
-    """Let go of what was kept for children that are gone."""
-    if not _pinned or os.getpid() != _owner:
-        return
-    if not _sweeping.acquire(blocking=False):
-        return  # somebody does
-    try:
-        children = {entry[0]: number for number, entry in list(_pinned.items())}
-        poll = select.poll()
-        for reading in children:
-            poll.register(reading, select.POLLIN)
-        for reading, _ in poll.poll(0):
-            if _pinned.pop(children[reading], None) is not None:
-                os.close(reading)
-    finally:
-        _sweeping.release()
-
-
-def _before() -> None:
-    sweep()
-    kept = [thing for source in _sources for thing in source()]
-    if not kept:
-        return
-    try:
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-    except OSError:  # no descriptor to be had: better kept for ever than changed under the child
-        _for_ever.extend(kept)
-        return
-    _pinned[next(_numbers)] = (reading, kept)
-    _forking[get_ident()] = writing
-
-
-def _in_parent() -> None:
-    writing = _forking.pop(get_ident(), None)
-    if writing is not None:
-        os.close(writing)
-
-
-def _in_child() -> None:
-    global _owner, _sweeping
-    _owner = os.getpid()
-    _sweeping = Lock()
-    _forking.pop(get_ident(), None)  # its writing end stays open as long as we live
-    for reading, _ in _pinned.values():
-        os.close(reading)
-    for writing in _forking.values():  # of children that other threads were about to fork
-        os.close(writing)
-    _pinned.clear()
-    _forking.clear()
+    _pins.sources.append(source)

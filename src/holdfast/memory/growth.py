@@ -57,6 +57,15 @@ class Said:
 
     def __init__(self) -> None:
         self._speeds: dict[Kind, float] = {}
+        self._once: set[str] = set()
+        self.kept: set[str] = set()  # why workers that are too large are not replaced
+
+    def first(self, about: str) -> bool:
+        """Whether nothing was told about this yet; from now on it was."""
+        if about in self._once:
+            return False
+        self._once.add(about)
+        return True
 
     def is_news(self, growth: Growth) -> bool:
         """Whether it is of a kind that was not told yet, or memory ends much earlier than told."""

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from holdfast import kernel
 from holdfast.autopsy.readers import HERE, process
 from holdfast.memory import gauge
 from holdfast.memory.growth import Point
@@ -105,7 +106,7 @@ class Housekeeper:
         self.allowance = allowance
         self.noted: Callable[[int, int, float], None] | None = None
         """Told of every measurement: resident and shared bytes, and when."""
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._statm = _open_statm()
         self._birth = self._anonymous()
         self._trimmed = 0
         self._measured = True  # nobody has asked for the last measurement yet
@@ -119,10 +120,15 @@ class Housekeeper:
         """When to call `look`, after a batch."""
         self._garbage = Garbage(self._birth)
         self._ladder: Ladder | None = None
+        self._own_limit = 0
+        self.asked = False  # it has said that it is too large
+        self._may_not_go = False
+        self._data_before: int | None = None
         self.limits_allocations = False
 
     def close(self) -> None:
-        os.close(self._statm)
+        if self._statm is not None:
+            os.close(self._statm)
 
     @property
     def limit(self) -> int | None:
@@ -162,6 +168,7 @@ class Housekeeper:
         self._garbage = Garbage(size)
         if self.allowance.private is not None:
             self._ladder = Ladder(self.allowance.private, self.private())
+            self._own_limit = self._ladder.limit
         self._limit_data()
 
     def _limit_data(self) -> None:
@@ -169,13 +176,39 @@ class Housekeeper:
         data = process.data("self", HERE)
         if self.allowance.beyond is None or self._ladder is None or data is None:
             return
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limits = kernel.limit(resource.RLIMIT_DATA)
+        if limits is None:
+            return
+        soft, hard = limits
         wanted = data + max(0, self._ladder.limit - self.private()) + self.allowance.beyond
-        self.limits_allocations = True
+        self._data_before = soft
         for bound in (soft, hard):
             if bound != resource.RLIM_INFINITY:
                 wanted = min(wanted, bound)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+        self.limits_allocations = kernel.set_limit(resource.RLIMIT_DATA, wanted, hard)
+
+    def ask(self) -> None:
+        """It has said that it is too large, and goes on until it is told what is to be done: no
+        allocation may fail meanwhile because it is."""
+        self.asked = True
+        if self._data_before is not None:
+            limits = kernel.limit(resource.RLIMIT_DATA)
+            if limits is not None:
+                kernel.set_limit(resource.RLIMIT_DATA, self._data_before, limits[1])
+            self.limits_allocations, self._data_before = False, None
+
+    def stay(self, *, for_good: bool) -> None:
+        """It is not replaced: now, or never. Before it asks again it is twice as large, or there is
+        another epoch."""
+        self.asked = False
+        self._may_not_go = for_good
+        if self._ladder is not None:
+            self._ladder.limit = 2 * max(self._ladder.limit, self.private())
+
+    def begin_epoch(self) -> None:
+        """Another epoch of a persistent worker."""
+        if self._ladder is not None:
+            self._ladder.limit = self._own_limit
 
     def between_samples(self) -> int:
         """Look at the size, if it is time; after how many samples to call again."""
@@ -216,7 +249,7 @@ class Housekeeper:
             self._walk_at = now + max(SELDOM, 100 * took)
         elif not traced and self._may_have_copied():
             self._walk()
-        if self._ladder is None:
+        if self._ladder is None or self.asked or self._may_not_go:
             return True
         rung = self._ladder.climb(self.private())
         if rung is Rung.NOTHING:
@@ -243,11 +276,21 @@ class Housekeeper:
         return time.monotonic() - began
 
     def _anonymous(self) -> int:
+        if self._statm is None:
+            return 0
         fields = os.pread(self._statm, 128, 0).split()
         resident, shared = int(fields[1]) * _PAGE, int(fields[2]) * _PAGE
         if self.noted is not None:
             self.noted(resident, shared, time.monotonic())
         return resident - shared
+
+
+def _open_statm() -> int | None:
+    """None without /proc: then nothing is known, and nothing seems to grow."""
+    try:
+        return kernel.open_file("/proc/self/statm", os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        return None
 
 
 def _faulted() -> int:

@@ -10,8 +10,9 @@ neither arrays nor what was frozen at the start is known to the collector.
 Whatever lies there is looked at past its own methods: a worker that is traced is a healthy one, and
 an object that loads, connects or raises when it is touched must not do so because somebody looks.
 
-A `Tracer` looks on while a worker goes about its work. What it costs is the price of
-``tracemalloc``, two to four times for each allocation, and ends with the last round.
+A `Tracer` looks on while the work goes on. What it costs is the price of ``tracemalloc``, two to
+four times for each allocation, which ends with the last round, and the looks, which may take
+seconds: a worker has them taken beside it (`aside`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,17 @@ from holdfast.autopsy.readers import process
 from holdfast.memory.attributes import is_a, own
 from holdfast.memory.housekeeping import trim
 
-__all__ = ["Failed", "Findings", "Grown", "Round", "Tracer", "findings", "growing", "in_a_line"]
+__all__ = [
+    "Failed",
+    "Findings",
+    "Grown",
+    "Round",
+    "Tracer",
+    "findings",
+    "growing",
+    "in_a_line",
+    "look",
+]
 
 FRAMES: Final = 12
 FADING: Final = 0.3  # of the first round's growth: less in the last, and it is a cache
@@ -161,20 +172,31 @@ class Tracer:
         self._dataset = dataset
         self._found: list[bytes] = []  # pickled, or our own books would be among what grows
         self._count = 0
+        self._begun = 0  # looks
         self._own = False  # tracing was begun here, so it ends here
 
     def step(self) -> Findings | None:
         """Another one is done. After the last, what was found; then it is over."""
         self._count += 1
-        if self._count % self.samples:
-            return None
         if self._count == self.samples:
             self._own = not tracemalloc.is_tracing()
             if self._own:
                 tracemalloc.start(FRAMES)
-            return None
-        self._found.append(pickle.dumps(_look(self._dataset), 5))
-        return self.end() if len(self._found) > self.rounds else None
+        elif self._count % self.samples == 0 and self._begun <= self.rounds:
+            self._begun += 1
+            self._look()
+            if self._begun > self.rounds:
+                self._stop()
+        return self.end() if self._complete() else None
+
+    def _look(self) -> None:
+        """Take another look."""
+        gc.collect()
+        self._found.append(pickle.dumps(look(self._dataset), 5))
+
+    def _complete(self) -> bool:
+        """Whether all that is looked for has been seen."""
+        return len(self._found) > self.rounds
 
     def end(self) -> Findings | None:
         """Stop now, and say what can be said; None if that is nothing."""
@@ -185,14 +207,17 @@ class Tracer:
         return findings(rounds, self.samples, _suspects(), _contents(self._dataset))
 
     def close(self) -> None:
-        """Trace no longer."""
+        """Trace no longer, and forget what has not been seen yet."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self._own:
             tracemalloc.stop()
         self._own = False
 
 
-def _look(dataset: object) -> Round:
-    gc.collect()
+def look(dataset: object) -> Round:
+    """What there is in this process now."""
     trim()
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]

@@ -2,18 +2,17 @@
 
 They lie in an anonymous memory file. Its pages are shared, not copied, after a fork; and a process
 that is being spawned gets the file's descriptor, not the bytes. No reference count lies among
-them, so that nothing is written there by merely looking (`cow-growth`). The file is sealed: nobody
-can shrink it under a reader (SIGBUS) or map it for writing.
+them, so that nothing is written there by merely looking (`cow-growth`). The file is sealed, where
+the kernel can: nobody can shrink it under a reader (SIGBUS) or map it for writing.
 
 Small contents are plain bytes: a descriptor each would be a worse bargain. So is everything where a
-file is refused (a tight ``ulimit -f``, no descriptor left): no growth after fork then either, but
-spawned processes get copies.
+file is refused (a tight ``ulimit -f``, no descriptor left, no room): no growth after fork then
+either, but spawned processes get copies.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import pickle
@@ -22,14 +21,18 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
+from holdfast import kernel
+
 __all__ = ["Sealed", "Writer"]
 
 SMALL = 64 << 10
 """Contents below this are plain bytes."""
 _ALIGN = 16
 _CHUNK = 4 << 20
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | 0x10  # 0x10 is F_SEAL_FUTURE_WRITE
-_REFUSED = (errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOSYS)
+_REFUSED = frozenset(
+    getattr(errno, name)
+    for name in ("EFBIG", "EMFILE", "ENFILE", "ENOSYS", "ENOSPC", "EDQUOT", "EPERM", "EACCES")
+)
 
 
 class Sealed:
@@ -84,10 +87,10 @@ class Writer:
         if self._fd is None:
             return Sealed(None, memoryview(b"".join(self._pieces)))
         fd, self._fd = self._fd, None
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        kernel.seal(fd)
         # Entered into our page tables at once: pages that a single worker has mapped would count as
         # its private ones in smaps, and look like growth.
-        return _mapped(fd, self.nbytes, mmap.MAP_POPULATE)
+        return _mapped(fd, self.nbytes, kernel.POPULATE)
 
     def discard(self) -> None:
         """Give back what there is, after a failure."""
@@ -99,7 +102,7 @@ class Writer:
     def _flush(self) -> None:
         try:
             if self._fd is None:
-                self._fd = os.memfd_create("holdfast-packed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                self._fd = kernel.memory_file("holdfast-packed", sealable=True)
             for piece in self._pieces:
                 view = memoryview(piece)
                 while len(view):
@@ -124,7 +127,7 @@ class Writer:
 
 
 def _mapped(fd: int, nbytes: int, flags: int = 0) -> Sealed:
-    memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | flags, mmap.PROT_READ)
+    memory = kernel.mapped(fd, nbytes, flags=mmap.MAP_SHARED | flags, prot=mmap.PROT_READ)
     return Sealed(fd, memoryview(memory))
 
 

@@ -24,21 +24,28 @@ def decided(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in VARIABLES)
 
 
-def find() -> ThreadpoolController:
-    """The libraries loaded by now. Looking for them takes some milliseconds, and several times as
-    long in a process just forked; so it is done before, and again only after other imports."""
+def find() -> ThreadpoolController | None:
+    """The libraries loaded by now; None without /proc, where they cannot be listed.
+
+    Looking for them takes some milliseconds, and several times as long in a process just forked;
+    so it is done before, and again only after other imports."""
     global _found
     imported = len(sys.modules)
     if _found is None or _found[0] != imported:
-        _found = imported, ThreadpoolController()
+        try:
+            _found = imported, ThreadpoolController()
+        except OSError:
+            _found = imported, None
     return _found[1]
 
 
 def limit(environment: Mapping[str, str] = os.environ) -> None:
     """For this process and those it forks."""
     if not decided(environment):
-        find().limit(limits=1, user_api="blas")
+        found = find()
+        if found is not None:
+            found.limit(limits=1, user_api="blas")
 
 
-_found: tuple[int, ThreadpoolController] | None = None
+_found: tuple[int, ThreadpoolController | None] | None = None
 find()

@@ -108,9 +108,9 @@ class Window:
             if ref is not None:
                 ref.delivered = True
 
-    def delivered(self) -> list[Bytes]:
+    def delivered(self, getpid: Callable[[], int] = os.getpid) -> list[Bytes]:
         """The memory the user has of the blocks that are lent out."""
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             return []  # our parent's
         leases = list(self.released.leases.values())
         return [array for ref in leases if ref.delivered and (array := ref()) is not None]
@@ -223,12 +223,16 @@ def _bury(
 _windows: weakref.WeakValueDictionary[int, Window] = weakref.WeakValueDictionary()
 
 
-def _delivered() -> list[Bytes]:
+def _delivered(
+    windows: weakref.WeakValueDictionary[int, Window] = _windows,
+    all_orphans: dict[int, _Orphan] = _Orphan.all,
+    getpid: Callable[[], int] = os.getpid,
+) -> list[Bytes]:
     """All memory of batches that the user of this process has, by all loaders."""
-    pid = os.getpid()
-    windows = [ref() for ref in _windows.valuerefs()]  # a copy: other threads add to it
-    arrays = [array for window in windows if window is not None for array in window.delivered()]
-    for orphan in list(_Orphan.all.values()):
+    pid = getpid()
+    found = [ref() for ref in windows.valuerefs()]  # a copy: other threads add to it
+    arrays = [array for window in found if window is not None for array in window.delivered()]
+    for orphan in list(all_orphans.values()):
         array = orphan() if orphan.pid == pid else None
         if array is not None:
             arrays.append(array)

@@ -26,6 +26,7 @@ from torch.utils.data import IterableDataset
 
 from holdfast.autopsy.logbook import Logbook
 from holdfast.errors import BadSampleWarning, TooManyBadSamples
+from holdfast.origin import Origin
 from holdfast.samples import policy as policies
 from holdfast.samples.policy import Limit, Policy
 from holdfast.samples.quarantine import Quarantine
@@ -46,6 +47,7 @@ class Ledger:
         self.warned: set[str] = set()
         self.quarantine: Quarantine | None = None
         self.logbook: Logbook | None = None
+        self.origin = Origin()  # of the iterator that was made last
         self.epochs = 0
         self._unsaid: str | None = None
 
@@ -71,12 +73,12 @@ class Ledger:
         except OSError as error:
             self.warn(
                 "unreadable",
-                f"holdfast: the quarantine {quarantine.path} cannot be read ({error}); what is "
-                "listed there is tried again.",
+                f"the quarantine {quarantine.path} cannot be read ({error}); what is listed there "
+                "is tried again.",
             )
             return
         for damage in found.damaged:
-            self.warn(damage, f"holdfast: {damage}. It is passed over and left as it is.")
+            self.warn(damage, f"{damage}. It is passed over and left as it is.")
         for bad in found.records:
             key = description_of(bad.index)
             if bad.index is None or key is None:
@@ -100,8 +102,8 @@ class Ledger:
             self.quarantine.append(bad)
         except OSError as error:
             self._unsaid = (  # not here: this may be the watch's thread
-                f"holdfast: the quarantine {self.quarantine.path} cannot be written ({error}); "
-                "bad samples are in loader.bad_samples only until it can be."
+                f"the quarantine {self.quarantine.path} cannot be written ({error}); bad samples "
+                "are in loader.bad_samples only until it can be."
             )
         else:
             if bad.index is not None:
@@ -116,7 +118,11 @@ class Ledger:
     def warn(self, once: str, text: str) -> None:
         if once not in self.warned:
             self.warned.add(once)
-            warnings.warn(text, BadSampleWarning, stacklevel=_users_level())
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        whole = f"holdfast: {self.origin.prefix}{text}"
+        warnings.warn(whole, BadSampleWarning, stacklevel=_users_level())
 
     def warn_of_ranks(self) -> None:
         distributed = torch.distributed
@@ -273,6 +279,7 @@ class Account:
         """
         if not self._unjudged:
             return
+        ledger = self.ledger
         while self._unwritten:
             self._unwritten[0]()
             self._unwritten.popleft()
@@ -288,7 +295,7 @@ class Account:
         if why is None and self._streak >= policies.STREAK and not self._limit.all_may_be_bad:
             why = f"{self._streak} samples in a row were bad and not one was good"
         if why is not None:
-            raise TooManyBadSamples(policies.too_many(why, self.bad))
+            raise TooManyBadSamples(ledger.origin.prefix + policies.too_many(why, self.bad))
         self._unjudged.clear()
 
     def _count(self, bad: BadSample) -> None:
@@ -326,14 +333,10 @@ class Account:
         if why is None and not self._good and not limit.all_may_be_bad:
             why = f"all {self.seen} samples of this epoch were bad"
         if why is not None:
-            raise TooManyBadSamples(policies.too_many(why, self.bad))
+            raise TooManyBadSamples(ledger.origin.prefix + policies.too_many(why, self.bad))
         self.ended = True
         path = None if ledger.quarantine is None else ledger.quarantine.path
-        warnings.warn(
-            policies.summary(self.bad, epoch=self.epoch, seen=self.seen, quarantine=path),
-            BadSampleWarning,
-            stacklevel=_users_level(),
-        )
+        ledger.say(policies.summary(self.bad, epoch=self.epoch, seen=self.seen, quarantine=path))
 
     def close(self) -> None:
         """That there are too many has been said."""

@@ -150,7 +150,7 @@ def group_of(bad: BadSample) -> str:
 
 def first_of_its_kind(bad: BadSample) -> str:
     """One line for the first of its kind; the others of that kind come in the summary."""
-    return f"holdfast: {bad}. Further ones like it are counted, not reported one by one."
+    return f"{bad}. Further ones like it are counted, not reported one by one."
 
 
 def counted(bad: Iterable[BadSample]) -> str:
@@ -165,8 +165,7 @@ def summary(bad: Sequence[BadSample], *, epoch: int, seen: int, quarantine: str 
     where = f"loader.bad_samples{f' and {quarantine}' if quarantine else ''}"
     samples = "bad sample" if len(bad) == 1 else "bad samples"
     return (
-        f"holdfast: {len(bad)} {samples} among {seen} in epoch {epoch}: {counted(bad)}; {done}. "
-        f"See {where}."
+        f"{len(bad)} {samples} among {seen} in epoch {epoch}: {counted(bad)}; {done}. See {where}."
     )
 
 
@@ -183,7 +182,7 @@ def too_many(why: str, bad: Sequence[BadSample]) -> str:
 
 
 UNEVEN: Final = (
-    'holdfast: on_bad_sample="skip" makes batches smaller and drops those with nothing left, so '
+    'on_bad_sample="skip" makes batches smaller and drops those with nothing left, so '
     "the ranks of this distributed run may get different numbers of batches and wait for each "
     'other until a collective times out. on_bad_sample="replace" keeps sizes and numbers the same.'
 )

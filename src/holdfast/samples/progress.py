@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast import kernel
 from holdfast.samples.tally import Tally
 
 __all__ = ["Progress", "ProgressError", "Ranges"]
@@ -73,7 +74,7 @@ class Progress:
             "tally": self.tally.to_json(),
         }
         draft = f"{path}.new"
-        with open(draft, "w", encoding="utf-8") as file:
+        with open(draft, "w", encoding="utf-8", opener=kernel.open_file) as file:
             json.dump(fields, file)
             file.flush()
             os.fsync(file.fileno())

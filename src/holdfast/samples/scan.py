@@ -91,7 +91,9 @@ class _Examined:
 
     def _loaded_twice(self, index: int) -> Reading | None:
         """A second time from the same random state: what differs then was not drawn from it."""
-        state = self._state = self._state or Randomness()
+        if self._state is None:
+            self._state = Randomness(lambda: [("dataset", self.dataset)])
+        state = self._state
         start = state.snapshot()
         before = time.perf_counter()
         sample = self.dataset[index]
@@ -112,7 +114,9 @@ class _Examined:
 def _equal(one: Snapshot, other: Snapshot) -> bool:
     if not torch.equal(one[0], other[0]) or one[1] != other[1]:
         return False
-    return repr(one[2]) == repr(other[2])
+    if repr(one[2]) != repr(other[2]):
+        return False
+    return [raw for _, raw in one[3]] == [raw for _, raw in other[3]]
 
 
 class _Faulty(NamedTuple):

@@ -25,7 +25,9 @@ __all__ = ["doctor"]
 @click.argument("target", required=False, metavar="[MODULE:NAME | FILE.py:NAME]")
 @click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="For a class or function.")
 @click.option("--batch-size", type=click.IntRange(1), help="[default: the loader's, or 32]")
-@click.option("--num-workers", type=click.IntRange(1), help="[default: the loader's, or 4]")
+@click.option(
+    "--num-workers", "--workers", type=click.IntRange(1), help="[default: the loader's, or 4]"
+)
 @click.option("--prefetch-factor", type=click.IntRange(1), help="[default: the loader's, or 2]")
 @click.option("--memory-budget", metavar="BYTES", help="As DataLoader takes it: auto, 2GiB, none.")
 @click.option(

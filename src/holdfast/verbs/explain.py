@@ -133,6 +133,7 @@ def _answer(found: Explanation, as_json: bool) -> None:
             "lines": found.lines,
             "messages": found.messages,
             "ending": found.ending,
+            "rebuilt": found.rebuilt,
             "verdicts": [terminal.as_json(verdict) for verdict in found.verdicts],
         }
         if not found.verdicts:
@@ -159,7 +160,7 @@ def _answer(found: Explanation, as_json: bool) -> None:
         out.print("The last error in this text is no failure of data loading that we know:")
         out.print(Text(f"    {found.ending}"))
     else:
-        terminal.show_verdict(out, also[0])
+        terminal.show_verdict(out, also[0], at_work=not found.rebuilt)
         also = also[1:]
     for verdict in also:
         out.print()

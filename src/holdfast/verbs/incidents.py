@@ -17,6 +17,7 @@ from rich.text import Text
 from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE
 from holdfast.autopsy.machine import in_words
+from holdfast.origin import Origin
 from holdfast.verbs import terminal
 
 __all__ = ["incidents", "tell"]
@@ -55,20 +56,22 @@ def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
     events += [("sample", one) for one in story.bad_samples]
     events += [("leak", one) for one in story.leaks]
     events += [("event", one) for one in _first(story.events)]
+    several = len(story.runs) > 1
     for kind, record in sorted(events, key=lambda event: float(event[1].get("time") or 0)):
-        rank = f"rank {record['rank']}: " if len(story.runs) > 1 else ""
+        loader = str(record.get("loader") or "")  # an older logbook has none
+        whose = Origin(loader, record["rank"] if several else None).prefix
         if kind == "run":
             _began(out, record)
         elif kind == "incident":
-            _incident(out, record, rank, stacks)
+            _incident(out, record, whose, stacks)
         elif kind in ("leak", "event"):
-            out.print(Text(f"{_when(record)}  {rank}{record.get('text', 'a leak')}"))
+            out.print(Text(f"{_when(record)}  {whose}{record.get('text', 'a leak')}"))
         else:
             name = record.get("name") or record.get("index")
             words = [str(record.get(part)) for part in ("error", "message") if record.get(part)]
             why = ": ".join(words) or record.get("kind")
             done = f"; {record['action']}" if record.get("action") else ""
-            out.print(Text(f"{_when(record)}  {rank}bad sample {name}: {why}{done}"))
+            out.print(Text(f"{_when(record)}  {whose}bad sample {name}: {why}{done}"))
     _summary(out, story)
 
 
@@ -81,8 +84,8 @@ def _began(out: Console, run: dict[str, Any]) -> None:
     )
 
 
-def _incident(out: Console, record: dict[str, Any], rank: str, stacks: bool) -> None:
-    out.print(Text(f"{_when(record)}  {rank}{record.get('text', record.get('cause'))}"))
+def _incident(out: Console, record: dict[str, Any], whose: str, stacks: bool) -> None:
+    out.print(Text(f"{_when(record)}  {whose}{record.get('text', record.get('cause'))}"))
     for reason in record.get("because", ()):
         out.print(Text(f"{'':21}{reason}", style="dim"))
     if stacks and record.get("stack"):
@@ -115,6 +118,12 @@ def _summary(out: Console, story: logbook.Story) -> None:
     leak = ", a leak" if story.leaks else ""
     deaths, bad = len(story.incidents), len(story.bad_samples)
     out.print(f"{_count(deaths, 'incident')}, {_count(bad, 'bad sample')}{leak}.")
+    inexact = sum(one.get("exact") is False for one in story.incidents)
+    if inexact:
+        out.print(
+            f"After {inexact} of them a stream went on otherwise than it was, or not at all: "
+            "samples may be missing or come twice (holdfast explain stream-not-repeatable)."
+        )
     for cause, count in causes.most_common():
         title = CATALOGUE[cause].title if cause in CATALOGUE else "for an unknown reason"
         out.print(f"  {count} × {cause}: a worker {title}")
@@ -130,6 +139,7 @@ _EVENTS = {
     "recycled": "Workers were replaced because they had grown",
     "pressure": "Memory ran short, and less was in flight",
     "smaller": "Less was ordered after a death for lack of memory",
+    "not-recycled": "Workers that had grown were not replaced",
     "started-late": "There was no room for a worker, and it was started later",
 }
 _SHOWN = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 import click
 
+from holdfast import kernel
 from holdfast.errors import BadSampleWarning, HoldfastError
 from holdfast.samples import files, source
 from holdfast.samples.progress import Progress, ProgressError
@@ -46,7 +46,12 @@ SAVE_EVERY: Final = 1.0  # seconds
 @click.option("--resume", is_flag=True, help="Go on where the scan with this --out was ended.")
 @click.option("--retry", type=click.Path(path_type=Path), help="Only the samples listed here.")
 @click.option("--twice", is_flag=True, help="Load each twice from one random state and compare.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes; by default, one per core.")
+@click.option(
+    "--num-workers",
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Processes; by default, one per core.",
+)
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -75,7 +80,7 @@ def scan(
     resume: bool,
     retry: Path | None,
     twice: bool,
-    workers: int | None,
+    num_workers: int | None,
     stall_timeout: float,
     seed: int,
     start_method: str,
@@ -95,7 +100,7 @@ def scan(
     _check_usage(out, sample, resume, retry)
     dataset, title = _dataset(spec, args, images, folder, loader)
     settings = Settings(
-        workers or len(os.sched_getaffinity(0)),
+        num_workers or kernel.cores(),
         stall_timeout,
         twice,
         seed,

@@ -44,8 +44,9 @@ class Progress:
             click.echo(f"\r\x1b[K{words}{' …' if words else ''}", nl=False, err=True)
 
 
-def show_verdict(out: Console, verdict: Verdict) -> None:
-    """Cause, how sure and why, what it means, what to do."""
+def show_verdict(out: Console, verdict: Verdict, *, at_work: bool = True) -> None:
+    """Cause, how sure and why, what it means, what to do. `at_work`: unless the text shows that it
+    was another's loader, holdfast may have been."""
     head = Text(verdict.cause, style="bold")
     head.append(f"  ({_SURE[verdict.confidence]})", _COLOURS[verdict.confidence])
     head.append(f": a worker {verdict.title}", "")
@@ -59,7 +60,8 @@ def show_verdict(out: Console, verdict: Verdict) -> None:
         _item(out, cause.meaning)
         _heading(out, "What to do, cheapest first")
         show_remedies(out, verdict.remedies)
-        _heading(out, "What holdfast does about it")
+        about = "What holdfast does about it"
+        _heading(out, about if at_work else f"{about}, where it is at work")
         _item(out, cause.already)
     if verdict.perhaps:
         _heading(out, "It may also be")

@@ -236,7 +236,7 @@ def _twice(out: Console, tally: Tally) -> None:
         out.print(
             Text(
                 f"{tally.restless.count} differ when loaded again from the same random state, so "
-                "they depend on something that no seed sets (a clock, a generator of their own, "
+                "they depend on something that no seed sets (a clock, the system's randomness, "
                 f"the order of files): {_indices(tally.restless)}",
                 style="yellow",
             )

@@ -63,7 +63,7 @@ CAUSES = (
             ),
         ),
         already=(
-            "The stack was saved, the sample is named, the worker was replaced; a sample that does it "
+            "The stack is saved, the sample named, the worker replaced; a sample that does it "
             "again is singled out. It is never tried in the trainer's own process."
         ),
     ),
@@ -94,7 +94,7 @@ CAUSES = (
             todo("Do not raise the recursion limit without more stack", "ulimit -s 65536"),
             todo("For a thread", "threading.stack_size(64 << 20)"),
         ),
-        already="The dump was kept where the system leaves one, and the worker was replaced.",
+        already="The dump is kept where the system leaves one, and the worker is replaced.",
     ),
     Cause(
         slug="illegal-instruction",
@@ -118,7 +118,7 @@ CAUSES = (
                 "python -m pip install --force-reinstall --no-cache-dir PACKAGE",
             ),
         ),
-        already="The worker was replaced and its stack kept; on this machine it will happen again.",
+        already="The worker is replaced and its stack kept; on this machine it will happen again.",
     ),
     Cause(
         slug="abort",
@@ -154,7 +154,7 @@ CAUSES = (
             ),
             todo("Upgrade or pin the library in the top frames of the stack"),
         ),
-        already="The stack was saved and the worker replaced; a sample that does it again is named.",
+        already="The stack is saved and the worker replaced; a sample that does it again is named.",
     ),
     Cause(
         slug="killed-from-outside",
@@ -199,7 +199,7 @@ CAUSES = (
                 "auditctl -a always,exit -F arch=b64 -S kill -F a1=9",
             ),
         ),
-        already="The worker was replaced and its batch made again; nothing is lost.",
+        already="The worker is replaced and its batch made again.",
     ),
     Cause(
         slug="killed-unexplained",
@@ -240,7 +240,7 @@ CAUSES = (
             ),
             todo("If a counter says memory", "holdfast explain oom-killed"),
         ),
-        already="The worker was replaced and its batch made again, whoever it was.",
+        already="The worker is replaced and its batch made again, whoever it was.",
     ),
     Cause(
         slug="group-sigterm",
@@ -321,11 +321,14 @@ CAUSES = (
         slug="exited-by-itself",
         title="ended by itself, without a word",
         meaning=(
-            "Something in the worker called exit: os._exit in a library, a C library's exit() on a "
-            "fatal error, or a runtime that ends the process when its licence or device is missing. "
-            "It was not a crash and nobody killed it."
+            "Something in the worker called exit (os._exit in a library, a C library's exit() on a "
+            "fatal error, a runtime that ends the process when its licence or device is missing) or "
+            "sent a fatal signal to its own process. It was not a crash and nobody else killed it."
         ),
-        evidence="An ordinary exit status, no signal, and no goodbye on the worker's channel.",
+        evidence=(
+            "An ordinary exit status, no signal, and no goodbye on the worker's channel; or, while a "
+            "sample was on trial, os.kill with its own pid just before it died."
+        ),
         signs=(
             sign(r"exited by itself with code \d+"),
             hint(r"exited unexpectedly with exit code (?!1\b)\d+"),
@@ -337,10 +340,11 @@ CAUSES = (
             _BY_HAND,
             todo("See who calls exit", "strace -f -e trace=exit_group -k python train.py"),
             todo(
-                "Search the code that loads a sample", "grep -rnE 'os\\._exit|sys\\.exit|quit\\(' ."
+                "Search the code that loads a sample",
+                "grep -rnE 'os\\._exit|os\\.kill|sys\\.exit|quit\\(' .",
             ),
         ),
-        already="The worker was replaced and the sample named; one that does it again is singled out.",
+        already="The worker is replaced and the sample named; one that does it again is singled out.",
     ),
     Cause(
         slug="exited-unexpectedly",
@@ -350,7 +354,16 @@ CAUSES = (
             "stands in its exit status, in the kernel's log or further up in this one."
         ),
         evidence="Nothing but the message; the signal was lost on the way.",
-        signs=(hint(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) exited unexpectedly"),),
+        signs=(
+            hint(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) exited unexpectedly"),
+            # A batch whose memory the dead worker was to hand over: the trainer's error, not its end.
+            sign(
+                r'dataloader\.py", line \d+, in _try_get_data\b[\s\S]{0,2500}?multiprocessing/'
+                r"resource_sharer\.py[\s\S]{0,2500}?\n(?P<said>(EOFError|ConnectionRe\w+Error|"
+                r"FileNotFoundError)\b)"
+            ),
+        ),
+        explains=("shutdown-noise",),
         see=("oom-killed", "shm-exhausted", "native-segv", "spawn-bootstrap"),
         remedies=(
             todo(
@@ -390,7 +403,7 @@ CAUSES = (
                 "slurm",
             ),
         ),
-        already="The worker was replaced; the new one has the same limit again.",
+        already="The worker is replaced; the new one has the same limit again.",
     ),
     Cause(
         slug="stray-signal",
@@ -419,7 +432,7 @@ CAUSES = (
             ),
             todo("If it was SIGXFSZ, a file grew past the limit on its size", "ulimit -f"),
         ),
-        already="The worker was replaced and its batch made again.",
+        already="The worker is replaced and its batch made again.",
     ),
     Cause(
         slug="macos-trap",

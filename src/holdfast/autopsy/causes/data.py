@@ -169,7 +169,10 @@ CAUSES = (
             ),
             todo("Or draw from numpy.random, random or torch, which are seeded"),
         ),
-        already="The three global generators are seeded as torch does and brought back after a death.",
+        already=(
+            "The three global generators are seeded as torch does; they, and those of the dataset's "
+            "own, are brought back after a death."
+        ),
     ),
     Cause(
         slug="iterable-duplicates",
@@ -194,6 +197,52 @@ CAUSES = (
             ),
         ),
         already="torch's warning is given as torch gives it.",
+    ),
+    Cause(
+        slug="stream-not-repeatable",
+        title="makes a stream that does not come again as it was",
+        meaning=(
+            "When a worker of an IterableDataset dies, another process has to draw again what was delivered, or "
+            "load a state, to get to the same place. A stream that is shuffled by the time of day or the pid, or "
+            "read from a live queue, is another one then: samples may be missing or come twice."
+        ),
+        evidence=(
+            "Every batch leaves a fingerprint, and what is drawn again is compared with it: some of it came out different."
+        ),
+        signs=(
+            proof(r"this stream is not deterministic: "),
+            proof(r"samples may be missing or come twice: "),
+            proof(r"holdfast\.(errors\.)?StreamLost"),
+        ),
+        explains=(
+            "exited-unexpectedly",
+            "killed-unexplained",
+            "killed-from-outside",
+            "python-exception",
+        ),
+        see=("seed-duplication", "no-mid-epoch-resume"),
+        remedies=(
+            todo(
+                "WebDataset's shuffle() is seeded by time and pid; one that repeats itself",
+                ".compose(wds.detshuffle(1000, seed=42))   # in place of .shuffle(1000)",
+            ),
+            todo(
+                "Hugging Face: give the seed, and draw from nothing unseeded in map()",
+                "dataset.shuffle(seed=42, buffer_size=1000)",
+            ),
+            todo(
+                "A generator of your own: seed it by the worker's seed, in __iter__",
+                "rng = random.Random(torch.utils.data.get_worker_info().seed)   # not Random(), not time.time()",
+            ),
+            todo(
+                "A live source: give the dataset state_dict() and load_state_dict(), and go on from what they say",
+                'DataLoader(..., iterable_recovery="state")   # holdfast\'s; "raise" to stop instead',
+            ),
+        ),
+        already=(
+            "What is drawn again is compared; Incident.exact and the log say whether the stream goes on as it was. "
+            "Workers whose stream does not are not replaced for their size."
+        ),
     ),
     Cause(
         slug="handle-shared-across-fork",

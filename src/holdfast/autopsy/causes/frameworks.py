@@ -109,12 +109,16 @@ CAUSES = (
     ),
     Cause(
         slug="accelerate-rebuild",
-        title="was replaced by a plain loader inside Accelerate",
+        title="was torch's own, because Accelerate had made a torch loader of yours",
         meaning=(
-            "accelerator.prepare() builds a loader of its own from the dataset and the batch sampler. What a "
-            "subclass adds is silently gone."
+            "accelerator.prepare() makes a torch loader of any loader it is given, from the dataset and the "
+            "batch sampler, and iterates that. What a subclass adds is gone without a word: torch's workers "
+            "do the work, and the death of one ends the run."
         ),
-        evidence="`type(prepared.base_dataloader)` is torch's.",
+        evidence=(
+            "`type(prepared.base_dataloader)` is torch's; in a traceback, the frame below "
+            "`accelerate/data_loader.py` is in `torch/utils/data/dataloader.py`."
+        ),
         signs=(
             proof(r"KeyError: '_sampler_iter_yielded'"),
             sign(
@@ -124,12 +128,18 @@ CAUSES = (
         see=("stateful-gaps",),
         remedies=(
             todo(
-                "Do not pass the loader to prepare(); shard it yourself",
-                "DataLoader(..., sampler=DistributedSampler(dataset))",
+                "Put a holdfast loader back after prepare(); sharding, devices and gradient "
+                "accumulation stay Accelerate's (of an IterableDataset pass batch_size and drop_last "
+                "instead of batch_sampler)",
+                "base = prepared.base_dataloader\n"
+                "prepared.base_dataloader = holdfast.DataLoader(\n"
+                "    base.dataset, batch_sampler=base.batch_sampler, num_workers=base.num_workers,\n"
+                "    collate_fn=base.collate_fn, worker_init_fn=base.worker_init_fn,\n"
+                "    pin_memory=base.pin_memory, generator=base.generator)",
             ),
-            todo("Upgrade", "python -m pip install --upgrade accelerate"),
+            todo("Again after skip_first_batches(), which makes another torch loader"),
         ),
-        already="Nothing yet.",
+        already="Nothing: it is not there any more.",
     ),
     Cause(
         slug="gpu0-context",

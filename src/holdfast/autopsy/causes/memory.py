@@ -71,7 +71,7 @@ CAUSES = (
             ),
         ),
         already=(
-            "The worker was replaced and its batch made again. Workers raise their own "
+            "The worker is replaced and its batch made again. Workers raise their own "
             "oom_score_adj, so that the kernel takes one of them and not the trainer."
         ),
     ),
@@ -242,7 +242,7 @@ CAUSES = (
             ),
             todo("Another release or another library for decoding"),
         ),
-        already="A worker that such growth gets killed is replaced and nothing is lost.",
+        already="A worker that such growth gets killed is replaced, and its batch is made again.",
     ),
     Cause(
         slug="gc-effects",

@@ -42,7 +42,7 @@ CAUSES = (
             todo("Have it replaced sooner", "DataLoader(..., stall_timeout={stall_sooner})"),
             _SEE_IT,
         ),
-        already="Its stack was saved, it was killed and replaced, and the batch made again.",
+        already="Its stack is saved, it is killed and replaced, and the batch made again.",
     ),
     Cause(
         slug="fork-lock-deadlock",
@@ -73,8 +73,9 @@ CAUSES = (
         ),
         already=(
             "Workers and their replacements are copies of the trainer as it was when the loader began, so "
-            "locks taken later do no harm. One that was held at that moment stays held in all of them: the "
-            "stall is found, and the run ends with this instead of hanging."
+            "locks taken later do no harm. One that was held at that moment stays held in all of them: "
+            "after the second stall of that kind workers are forked from the trainer anew, where the lock "
+            "is probably free by then. If it never is, the run ends with this instead of hanging."
         ),
     ),
     Cause(
@@ -130,7 +131,7 @@ CAUSES = (
             ),
             _SEE_IT,
         ),
-        already="Its stack was saved and it was replaced; the second attempt gets twice the time.",
+        already="Its stack is saved and it is replaced; the second attempt gets twice the time.",
     ),
     Cause(
         slug="stopped",
@@ -153,7 +154,7 @@ CAUSES = (
                 "slurm",
             ),
         ),
-        already="It was killed and replaced; one that is frozen and cannot be killed is left behind.",
+        already="It is killed and replaced; one that is frozen and cannot be killed is left behind.",
     ),
     Cause(
         slug="async-storage-after-fork",

@@ -33,6 +33,28 @@ CAUSES = (
         already="It does not start such a worker again and again; the error quotes what the worker said.",
     ),
     Cause(
+        slug="nursery-failed",
+        title="went with the process that starts the workers, which failed",
+        meaning=(
+            "A small process of holdfast's forks all workers, and it ended with an error of its own. "
+            "Under spawn and forkserver it is a fresh Python that imports torch, so an installation "
+            "that has changed under the run shows here."
+        ),
+        evidence="That process told its traceback, or was seen to exit, before the workers went.",
+        signs=(proof(r"the process that starts the workers (raised|exited by itself)"),),
+        explains=("exited-unexpectedly", "killed-unexplained", "exited-by-itself"),
+        see=("spawn-bootstrap", "worker-import-error"),
+        remedies=(
+            todo("Read its traceback: the last line is the cause"),
+            todo(
+                "See whether a fresh Python has what it needs",
+                "python -c 'import torch, holdfast' && holdfast doctor",
+            ),
+            todo("If the traceback ends in holdfast's own code, report it, traceback and all"),
+        ),
+        already="Another such process was made, and the workers with it.",
+    ),
+    Cause(
         slug="notebook-main",
         title="cannot find a class that stands in a notebook cell or under the guard",
         meaning=(

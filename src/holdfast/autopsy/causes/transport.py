@@ -96,7 +96,7 @@ CAUSES = (
             ),
             todo("Check the database", "mdb_stat -e PATH"),
         ),
-        already="It looks at /dev/shm before it blames it; the worker was replaced, the sample named.",
+        already="It looks at /dev/shm before it blames it; the worker is replaced, the sample named.",
     ),
     Cause(
         slug="fd-exhaustion",

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from holdfast import kernel
 from holdfast.autopsy.readers import HERE, Roots, process
 
 __all__ = ["KernelLog", "Subject", "about", "newer", "read", "subject"]
@@ -116,7 +117,7 @@ def subject(line: str) -> Subject | None:
 
 def _kmsg(roots: Roots, since: float) -> list[str] | None:
     try:
-        fd = os.open(roots.kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = kernel.open_file(roots.kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     found: list[str] = []

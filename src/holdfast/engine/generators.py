@@ -1,0 +1,373 @@
+"""Random generators that belong to the dataset: found, kept with the worker's random state, and
+brought back in its replacement.
+
+A dataset, a transform or a collate function may have generators of its own. They are part of what
+the next batch depends on, as the three global ones are, and a replacement that started with fresh
+copies would make another batch. So a worker looks for them when it starts and keeps their states
+wherever the global ones are kept (`randomness`).
+
+A generator is known by the *path* that leads to it (``dataset.transform.transforms[2].rng``), which
+is the same in the worker that died and in its replacement; the same generator on several paths
+counts once. Every link of those paths is compared before states are read: a dataset may put another
+generator in the place of one at any time, for each epoch or even each sample, and to bring back the
+one before it would be worse than nothing.
+
+Many datasets make a generator when they first need it. So the worker looks again after its first
+batch, the second, the fourth and so on. And a replacement may find that there is nothing yet at a
+path for which it has a state. To put a generator there would be wrong (what else is made on that
+occasion, an open file perhaps, would be missing); so such states *wait* until the replacement has
+made its first batch, once for what comes into being by it, and once more from the right states.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import pickle
+import struct
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from holdfast.engine.states import GENERATORS, State, state_of
+from holdfast.memory.attributes import is_a
+from holdfast.memory.parts import WIDTH, Part, wide
+
+__all__ = ["MOST", "Generators", "Own", "bring_back_own"]
+
+Roots = Callable[[], Iterable[tuple[str, Any]]]
+Own = Sequence[tuple[State, bytes]]
+"""States in this process, to be brought back in it."""
+
+MOST: Final = 1000
+"""Generators that are kept. Each costs about a microsecond after every batch."""
+_DEPTH: Final = 12
+_OBJECTS: Final = 10_000  # that are looked at
+_HEAD: Final = struct.Struct("<II")  # sizes of the roster and of the states
+
+
+class _Kept:
+    """A generator whose state is kept."""
+
+    __slots__ = ("alone", "path", "state")
+
+    def __init__(self, path: str, state: State) -> None:
+        self.path = path
+        self.state = state
+        self.alone = True  # no other path leads to it
+
+
+class _Link:
+    """A step of a path: what is in this place should be what was there."""
+
+    __slots__ = ("holder", "key", "leads_to", "value")
+
+    def __init__(self, part: Part, leads_to: _Kept | None) -> None:
+        quick = type(part.holder) in (dict, list)
+        self.holder = part.holder if quick else _Place(part)
+        self.key = part.key
+        self.value = part.value
+        self.leads_to = leads_to
+
+
+class _Place:
+    """Read like a container, for what is none."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._part.now()
+
+
+def bring_back_own(own: Own) -> None:
+    for state, raw in own:
+        if state.read() != raw:
+            state.write(raw)
+
+
+class Generators:
+    """Those of one worker, or of one loader without workers."""
+
+    def __init__(self, roots: Roots, room: int = 1 << 20) -> None:
+        """`room` is how many bytes there are for all states."""
+        self.remarks: list[tuple[str, str]] = []  # for the user: what about, and the words
+        self._roots = roots
+        self._room = room
+        self._kept: list[_Kept] = []
+        self._links: list[_Link] = []
+        self._begun: list[Any] = []
+        self._waiting: dict[str, tuple[str, bytes]] = {}  # path: kind and state
+        self._roster: list[tuple[str, str, int]] = []  # path, kind and room of each
+        self._roster_bytes = b""
+        self._now: list[bytes] = []
+        self._last: list[bytes] | None = None  # the states that were written last ...
+        self._stale = False  # ... perhaps of others
+        self._still_waiting: list[bytes] = []  # states that wait, as far as there is room
+        self._written: dict[int, tuple[bytes, list[bytes]]] = {}  # into which memory
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to keep, or was."""
+        return bool(self._kept or self._waiting) or self._last is not None
+
+    @property
+    def paths(self) -> list[str]:
+        return [kept.path for kept in self._kept]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Paths at which there is no generator yet for the state that was there."""
+        return list(self._waiting)
+
+    # -- finding them ---------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Find them all. Objects can be odd in ways nobody thinks of: what fails here is said, and
+        is no reason to lose a worker, or a batch."""
+        try:
+            left_out = self._find()
+        except Exception:
+            left_out = []
+            self._kept, self._links = [], []
+            self._remark_unknown(traceback.format_exc())
+        self._stale = self._last is not None  # other ones, perhaps
+        self._lay_out(left_out)
+
+    def _beginnings(self) -> Iterator[Any]:
+        """Where all paths begin; and as many again of nothing, for one that is there no more."""
+        return itertools.chain((root for _, root in self._roots()), itertools.repeat(None))
+
+    def _find(self) -> list[str]:
+        kept: dict[int, _Kept] = {}
+        links: dict[Part, _Link] = {}
+        left_out: list[str] = []
+        roots = list(self._roots())
+        self._begun = [*(root for _, root in roots), None]
+        for part in wide(roots, depth=_DEPTH, most=_OBJECTS, closed=GENERATORS):
+            if not is_a(part.value, GENERATORS):
+                continue
+            state = state_of(part.value)
+            if state is None:
+                continue
+            known = kept.get(id(state.subject))
+            if known is not None:
+                known.alone = False
+            elif len(kept) == MOST or not _readable(state):
+                left_out.append(part.path)
+            else:
+                found = kept[id(state.subject)] = _Kept(part.path, state)
+                _add_links(links, part, found)
+                left_out += _beyond(part)
+        self._kept, self._links = list(kept.values()), list(links.values())
+        return left_out
+
+    def _lay_out(self, left_out: Sequence[str] = ()) -> None:
+        """Decide where the states are written, and for which there is room."""
+        roster: list[tuple[str, str, int]] = []
+        kept: list[_Kept] = []
+        missed = list(left_out)
+        paths: set[str] = set()
+        room = self._room - _HEAD.size
+        self._now = []
+        for one in self._kept:
+            raw = one.state.read()
+            size = _room_for(one.state, raw)
+            room -= size + _in_roster(one.path)
+            if room < 0 or one.path in paths:
+                missed.append(one.path)
+                continue
+            paths.add(one.path)
+            kept.append(one)
+            roster.append((one.path, one.state.kind, size))
+            self._now.append(raw)
+        self._still_waiting = []
+        for path, (kind, raw) in self._waiting.items():
+            room -= len(raw) + _in_roster(path)
+            if room >= 0:
+                roster.append((path, kind, len(raw)))
+                self._still_waiting.append(raw)
+        self._kept, self._roster = kept, roster
+        self._roster_bytes = pickle.dumps(roster, 5)
+        if missed:
+            self._remark_left_out(missed)
+
+    def _remark_unknown(self, error: str) -> None:
+        self.remarks.append(
+            (
+                "generators-unknown",
+                "whether the dataset has random generators of its own is not known: looking for "
+                "them failed. After a worker's death its batches are still delivered exactly once, "
+                "but what such generators draw may differ from a run without the death. This is a "
+                f"mistake of holdfast's; please report it.\n{error}",
+            )
+        )
+
+    def _remark_left_out(self, paths: list[str]) -> None:
+        first = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        self.remarks.append(
+            (
+                "generators-left-out",
+                f"the state of {first}, random generators of the dataset, is not kept: there is "
+                f"room for {MOST} generators and {self._room >> 10} KiB, and some cannot be read. "
+                "After a worker's death its batches are still delivered exactly once, but what "
+                "those generators draw differs from a run without the death. Derive them from the "
+                "index of the sample, or use fewer of them.",
+            )
+        )
+
+    # -- keeping their states -------------------------------------------------------------
+
+    def changed(self) -> bool:
+        """Whether any state is another than when they were saved last."""
+        self._now = self._read()
+        return self._stale or self._now != self._last
+
+    def _read(self) -> list[bytes]:
+        if not all(map(operator.is_, self._beginnings(), self._begun)):
+            self.look()
+            return self._now
+        for link in self._links:
+            try:
+                if link.holder[link.key] is link.value:
+                    continue
+            except (LookupError, AttributeError):
+                pass  # there is nothing any more
+            if not self._exchange(link):
+                self.look()
+                return self._now
+        try:
+            return [kept.state.read() for kept in self._kept]
+        except Exception:  # one of a class we do not know: it is left out then
+            self.look()
+            return self._now
+
+    def _exchange(self, link: _Link) -> bool:
+        """Take the generator that is at the end of a path now for the one that was."""
+        kept = link.leads_to
+        if kept is None or not kept.alone:
+            return False
+        try:
+            value = link.holder[link.key]
+        except (LookupError, AttributeError):
+            return False
+        state = state_of(value) if is_a(value, GENERATORS) else None
+        if state is None or state.kind != kept.state.kind or state.varies:
+            return False
+        kept.state, link.value = state, value
+        return True
+
+    def save(self, memory: memoryview) -> int:
+        """Write the states that `changed` has read; how many bytes they take. It is the same memory
+        again and again, so what is there already is not written."""
+        if any(len(raw) > one[2] for raw, one in zip(self._now, self._roster, strict=False)):
+            self._lay_out()
+        states = [*self._now, *self._still_waiting]
+        roster, before = self._written.get(id(memory), (b"", []))
+        at = _HEAD.size + len(self._roster_bytes)
+        if roster != self._roster_bytes:
+            before = []
+            memory[_HEAD.size : at] = self._roster_bytes
+            total = sum(size for _, _, size in self._roster)
+            _HEAD.pack_into(memory, 0, len(self._roster_bytes), total)
+        before = before or [b""] * len(states)
+        for raw, old, (_, _, size) in zip(states, before, self._roster, strict=True):
+            if raw != old:
+                memory[at : at + size] = raw.ljust(size, b"\0")
+            at += size
+        self._written[id(memory)] = self._roster_bytes, states
+        self._last, self._stale = self._now, False
+        return at
+
+    def saved(self) -> bytes:
+        """Their states now, as `restore` takes them."""
+        if not self:
+            return b""
+        self._now = self._read()
+        self._lay_out()
+        states = [*self._now, *self._still_waiting]
+        sizes = [size for _, _, size in self._roster]
+        body = b"".join(raw.ljust(size, b"\0") for raw, size in zip(states, sizes, strict=True))
+        return _HEAD.pack(len(self._roster_bytes), len(body)) + self._roster_bytes + body
+
+    def snapshot(self) -> Own:
+        """Their states now, for this process."""
+        if not self._kept:
+            return ()
+        raws = self._read()
+        return [(kept.state, raw) for kept, raw in zip(self._kept, raws, strict=True)]
+
+    # -- bringing them back ---------------------------------------------------------------
+
+    def restore(self, saved: bytes) -> None:
+        """Bring back what `save` wrote, in this or another process. States of generators that are
+        not there (yet) wait."""
+        self._waiting.clear()
+        if saved:
+            roster, _ = _HEAD.unpack_from(saved)
+            at = _HEAD.size + roster
+            for path, kind, size in pickle.loads(saved[_HEAD.size : at]):
+                self._waiting[path] = kind, saved[at : at + size]
+                at += size
+        self.arrived()
+
+    def arrived(self) -> None:
+        """Look whether there are generators now for the states that wait."""
+        self.look()
+        for kept in self._kept:
+            kind, raw = self._waiting.get(kept.path, ("", b""))
+            if kind == kept.state.kind:
+                del self._waiting[kept.path]
+                kept.state.write(raw)
+        self._lay_out()
+
+    def give_up(self) -> None:
+        """Nothing has come into being for the states that wait: say so, and go on without."""
+        paths = list(self._waiting)
+        self._waiting.clear()
+        self._lay_out()
+        if paths:
+            first = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+            self.remarks.append(
+                (
+                    "generators-missing",
+                    f"the worker that was replaced had a random generator at {first}; its "
+                    "replacement has none there. The batches are delivered "
+                    "exactly once, but what is drawn from that generator may differ from a run "
+                    "without the death. To be exact, make it where the dataset is made, or when "
+                    "the first sample is loaded.",
+                )
+            )
+
+
+def _readable(state: State) -> bool:
+    """Whether a generator, of a class we do not know perhaps, gives its state away."""
+    try:
+        state.read()
+    except Exception:
+        return False
+    return True
+
+
+def _beyond(part: Part) -> list[str]:
+    """Where there are more, in a container of which only the beginning is looked at."""
+    owner = part.owner
+    if owner is None or part.label != f"[{WIDTH - 1}]" or not is_a(owner.value, (list, tuple)):
+        return []
+    return [f"{owner.path}[{WIDTH}]"] if len(owner.value) > WIDTH else []
+
+
+def _in_roster(path: str) -> int:
+    return len(path.encode("utf-8", "surrogatepass")) + 64
+
+
+def _room_for(state: State, raw: bytes) -> int:
+    return len(raw) if not state.varies else (len(raw) // 64 + 2) * 64
+
+
+def _add_links(links: dict[Part, _Link], part: Part, kept: _Kept) -> None:
+    """All steps of a path that can come to lead somewhere else."""
+    step: Part | None = part
+    while step is not None and step not in links:
+        if step.exchangeable:
+            links[step] = _Link(step, kept if step is part else None)
+        step = step.owner

@@ -1,0 +1,87 @@
+"""What we ask of the kernel beyond what any Python program does, and what serves where it refuses.
+
+torch's loader needs processes, pipes and named shared memory. Ours asks for more: memory files
+without a name, handles on processes, signals at the end of a pipe. A Python may be built without a
+function that kernel and libc have, a kernel may be older than the call (4.18 has no pidfds), a
+sandbox may forbid it. None of that is a reason to fail where torch's loader runs, and none may come
+to light only at the first death, days later. So each of these features is asked for in this module
+and nowhere else, by a chain of ways: Python's function, the system call itself, another way to the
+same end; and, where it is only a further safety net, going without. `survey` tries them all and
+says which way serves and what that costs; `missing` names what there is no way around.
+
+What does not work:
+
+* To look at the kernel's version. Distributions carry features back, sandboxes take them away.
+* To decide when this module is imported. A filter may be set later, and most programs that import
+  us never start a worker. Each way is tried when it is first needed. One that is refused stays
+  refused, because a filter can only be made stricter; so a chain never goes back.
+* To take every error for a refusal. A lack of descriptors or memory passes; it is raised.
+
+Descriptors of ours are never 0, 1 or 2. Where one of these is closed (daemons, launchers,
+``<&-``) the next descriptor that is made takes its number: then a child that gets another standard
+input loses it, and what somebody writes to standard error ends up in it.
+"""
+
+from holdfast.kernel.chain import Chain
+from holdfast.kernel.descriptors import (
+    Doorbell,
+    above_stdio,
+    duplicate,
+    mapped,
+    open_file,
+    pipe,
+    reopen,
+    socket_pair,
+    stdio_taken,
+)
+from holdfast.kernel.files import DONTDUMP, POPULATE, REMOVE, memory_file, reserve, seal
+from holdfast.kernel.limits import limit, limit_of, set_limit, set_limit_of
+from holdfast.kernel.processes import (
+    Child,
+    die_with_parent,
+    has_ended,
+    is_line,
+    own_handle,
+    pidfd,
+    signal_at_end,
+)
+from holdfast.kernel.scheduling import cores, let_others_finish, yield_processor
+from holdfast.kernel.survey import FEATURES, NEEDED, Feature, missing, survey
+
+__all__ = [
+    "DONTDUMP",
+    "FEATURES",
+    "NEEDED",
+    "POPULATE",
+    "REMOVE",
+    "Chain",
+    "Child",
+    "Doorbell",
+    "Feature",
+    "above_stdio",
+    "cores",
+    "die_with_parent",
+    "duplicate",
+    "has_ended",
+    "is_line",
+    "let_others_finish",
+    "limit",
+    "limit_of",
+    "mapped",
+    "memory_file",
+    "missing",
+    "open_file",
+    "own_handle",
+    "pidfd",
+    "pipe",
+    "reopen",
+    "reserve",
+    "seal",
+    "set_limit",
+    "set_limit_of",
+    "signal_at_end",
+    "socket_pair",
+    "stdio_taken",
+    "survey",
+    "yield_processor",
+]

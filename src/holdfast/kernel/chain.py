@@ -1,0 +1,78 @@
+"""Ways to one end, best first: what is refused, and system calls without Python's help."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+__all__ = ["NOT_HERE", "REFUSALS", "Chain", "call", "libc", "python"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REFUSALS = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP})
+NOT_HERE = frozenset({*REFUSALS, errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EINVAL})
+
+# Of calls that a build of Python may have no function for, or none that serves.
+_NUMBERS: dict[str, dict[str, int]] = {
+    "memfd_create": {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350},
+    "getrlimit": {"x86_64": 97, "aarch64": 163, "ppc64le": 76, "s390x": 191},
+    "setrlimit": {"x86_64": 160, "aarch64": 164, "ppc64le": 75, "s390x": 75},
+    "prlimit64": {"x86_64": 302, "aarch64": 261, "riscv64": 261, "ppc64le": 325, "s390x": 334},
+    "fallocate": {"x86_64": 285, "aarch64": 47, "riscv64": 47, "ppc64le": 309, "s390x": 314},
+}
+_EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434}  # newer calls have one number
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Chain(Generic[P, R]):
+    """Ways to one end, best first. What is refused is not tried again. A way is None where this
+    build of Python lacks it."""
+
+    def __init__(self, *ways: tuple[str, Callable[P, R] | None]) -> None:
+        self._ways = [(name, way) for name, way in ways if way is not None]
+        self._at = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Raises what the last way raises, if all are refused."""
+        while self._at < len(self._ways):
+            at = self._at
+            try:
+                return self._ways[at][1](*args, **kwargs)
+            except OSError as error:
+                if error.errno not in REFUSALS or at + 1 == len(self._ways):
+                    raise
+            self._at = max(self._at, at + 1)  # other threads may be further already
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    @property
+    def way(self) -> str:
+        """The name of the one that has served last."""
+        return self._ways[self._at][0] if self._ways else ""
+
+    @property
+    def serving(self) -> Callable[P, R]:
+        """That one itself, without the chain."""
+        return self._ways[self._at][1]
+
+
+def python(module: Any, name: str) -> Any:
+    """A function of Python's, if this build has it."""
+    return getattr(module, name, None)
+
+
+def call(name: str, *args: Any) -> int:
+    """A system call, without Python's function for it."""
+    number = _EVERYWHERE.get(name) or _NUMBERS[name].get(platform.machine())
+    if number is None:  # on a processor whose numbers we do not know
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    converted = [ctypes.c_long(one) if isinstance(one, int) else one for one in args]
+    result = libc.syscall(ctypes.c_long(number), *converted)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(result)

@@ -1,0 +1,114 @@
+"""Whose message it is: which loader of the program, and which rank of a distributed run.
+
+"worker 1" says nothing where a program has a loader for training and one for validation, in eight
+processes that write to one log. A loader is called as the user says (``name=``), or after its
+dataset; the rank is said where there are several.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from holdfast.memory.attributes import own_one
+
+__all__ = ["Origin", "Rank", "name_of", "rank"]
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_DEPTH = 3  # datasets within datasets that are named
+_DATASETS = {"Dataset", "IterableDataset"}  # by name: torch's, and those of other libraries
+_SHOWN = 2  # of several beside each other
+# What torch puts around a datapipe when a loader is made of it.
+_WRAPPERS = {"_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper"}
+
+
+class Rank(NamedTuple):
+    """Which process of a distributed run, and of how many; None if that is not known."""
+
+    number: int
+    of: int | None
+
+    @property
+    def told(self) -> int | None:
+        """Its number, if there are others."""
+        return self.number if self.number or (self.of or 1) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A loader, in one rank."""
+
+    loader: str = ""
+    rank: int | None = None  # None in a run of one process
+
+    @property
+    def prefix(self) -> str:
+        """To stand before a message: ``"[train, rank 1] "``."""
+        words = [self.loader] if self.loader else []
+        if self.rank is not None:
+            words.append(f"rank {self.rank}")
+        return f"[{', '.join(words)}] " if words else ""
+
+
+def rank(environment: Mapping[str, str] | None = None) -> Rank:
+    """Which rank this process is, now; ``Rank(0, 1)`` for a run of its own.
+
+    What `torch.distributed` says comes first, once it is set up: Lightning's own launcher and
+    ``torch.multiprocessing.spawn`` put no rank into the environment, and below Slurm or Kubernetes
+    all that they start on a machine inherit one and the same.
+    """
+    if environment is None:
+        environment = os.environ
+        joined = _joined()
+        if joined is not None and joined.told is not None:
+            return joined
+    for number, size in _LAUNCHERS:
+        if environment.get(number, "").isdigit():
+            of = environment.get(size, "")
+            return Rank(int(environment[number]), int(of) if of.isdigit() else None)
+    return Rank(0, 1)
+
+
+def _joined() -> Rank | None:
+    """As `torch.distributed` has it; not imported for that: who uses it has imported it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Rank(distributed.get_rank(), distributed.get_world_size())
+
+
+def name_of(dataset: Any) -> str:
+    """What a loader is called after its dataset: ``"Subset of ImageFolder"``."""
+    return _name_of(dataset, _DEPTH)
+
+
+def _name_of(dataset: Any, depth: int) -> str:
+    name = type(dataset).__name__
+    if name in _WRAPPERS:
+        return _name_of(own_one(dataset, "_datapipe"), depth)
+    inner = list(_inner(dataset)) if depth else []
+    names = list(dict.fromkeys(_name_of(one, depth - 1) for one in inner))
+    if not names:
+        return name
+    more = ", …" if len(names) > _SHOWN else ""
+    return f"{name} of {', '.join(names[:_SHOWN])}{more}"
+
+
+def _inner(dataset: Any) -> Iterator[Any]:
+    """The datasets that one is made of, as torch's Subset and ConcatDataset keep theirs."""
+    for attribute in ("dataset", "datasets"):
+        try:
+            found = own_one(dataset, attribute)
+        except KeyError:
+            continue
+        for one in found if type(found) in (list, tuple) else (found,):
+            if any(base.__name__ in _DATASETS for base in type(one).__mro__):
+                yield one

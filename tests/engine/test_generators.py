@@ -1,0 +1,344 @@
+"""Finding the generators of a dataset, keeping their states, and bringing them back."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from holdfast.autopsy.blackbox import STATE, BlackBoxes, NoRecorder, Recorder
+from holdfast.engine import generators
+from holdfast.engine.careful_map import CarefulMapFetcher
+from holdfast.engine.generators import MOST, Generators
+from holdfast.engine.randomness import OWN_AT, Randomness, bring_back
+from holdfast.samples.policy import Policy
+from holdfast.samples.substitute import NOTHING
+from tests.support.generators import Compose, Drawing, Jitter, Slotted, Transform
+
+
+class Bundle(Dataset[Any]):
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 9
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def paths(thing: Any, name: str = "dataset") -> list[str]:
+    found = Generators(lambda: [(name, thing)])
+    found.look()
+    assert not found.remarks
+    return found.paths
+
+
+def of(thing: Any) -> Generators:
+    found = Generators(lambda: [("dataset", thing)])
+    found.look()
+    return found
+
+
+def enclosing() -> Any:
+    own = rng()
+    return lambda samples: own.random()
+
+
+def by_default(samples: Any, own: Any = rng()) -> float:  # noqa: B008
+    return float(own.random())
+
+
+class Evil:
+    """All that might run because somebody looks."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "rng", rng())
+
+    def touch(self, *_: object) -> NoReturn:
+        raise AssertionError("something of the user's has run")
+
+    __getattr__ = __getattribute__ = __eq__ = __len__ = __iter__ = __bool__ = touch  # type: ignore[assignment]
+    __hash__ = __repr__ = __str__ = touch  # type: ignore[assignment]
+    __class__ = property(touch)  # type: ignore[assignment]
+    value = property(touch)
+
+
+class EvilKey:
+    def __repr__(self) -> NoReturn:
+        raise AssertionError("nobody may ask")
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [
+        (Bundle(rng=rng()), ["dataset.rng"]),
+        (Bundle(a={"x": [rng()]}, b=(1, rng())), ["dataset.b[1]", "dataset.a['x'][0]"]),
+        (Bundle(a={EvilKey(): rng()}), ["dataset.a[<key 0>]"]),
+        (Bundle(t=Slotted(1)), ["dataset.t.rng"]),
+        (Subset(Bundle(rng=rng()), [1]), ["dataset.dataset.rng"]),
+        (ConcatDataset([Bundle(rng=rng())] * 2), ["dataset.datasets[0].rng"]),
+        (Bundle(call=functools.partial(max, key=random.Random(1).gauss)), [
+            "dataset.call.keywords['key'].__self__"]),
+        (Bundle(call=rng().normal), ["dataset.call.__self__"]),
+        (Bundle(call=random.Random(1).random), ["dataset.call.__self__"]),
+        (Bundle(bits=np.random.PCG64(1)), ["dataset.bits"]),
+        (Jitter(1), ["dataset.rng"]),
+        (Jitter(1).__call__, ["dataset.__self__.rng"]),
+        (enclosing(), ["dataset.<closure>.own"]),
+        (by_default, ["dataset.<defaults>[0]"]),
+        (types.SimpleNamespace(rng=rng()), ["dataset.rng"]),
+        (Bundle(evil=Evil()), ["dataset.evil.rng"]),
+        (Bundle(a=random.choice, b=np.random.rand, c=torch.default_generator), []),
+        (Bundle(deep=[[[[[[[rng()]]]]]]]), ["dataset.deep[0][0][0][0][0][0][0]"]),
+    ],
+)  # fmt: skip
+def test_generators_are_found(thing: Any, expected: list[str]) -> None:
+    assert paths(thing) == expected
+
+
+def test_generators_of_the_module_and_the_class_are_found() -> None:
+    found = paths(Drawing())
+    module = Drawing.__module__
+    assert f"{module}.GLOBAL" in found
+    assert f"{module}.TABLE['global'][0]" in found
+    assert "Sharing.rng" in found
+
+
+def test_a_generator_that_many_share_counts_once() -> None:
+    shared = rng()
+    transforms = Compose(*(Transform(shared, seed) for seed in range(5)))
+    transforms.transforms.append(transforms)  # and a circle is no trap
+    found = paths(Bundle(a=transforms, b=np.random.Generator(shared.bit_generator)))
+    assert len(found) == 6
+
+
+def test_what_is_large_is_not_looked_through() -> None:
+    large = Bundle(samples=[Bundle(rng=None) for _ in range(50_000)], rng=rng())
+    assert paths(large) == ["dataset.rng"]
+
+
+def test_those_that_are_too_many_are_told_of_once() -> None:
+    thing = Bundle(**{f"rng{number}": rng(number) for number in range(MOST + 5)})
+    found = of(thing)
+    assert len(found.paths) == MOST
+    ((about, words),) = found.remarks
+    assert about == "generators-left-out"
+    assert f"dataset.rng{MOST} and 4 more" in words
+
+
+def test_those_beyond_the_part_of_a_list_that_is_looked_at_are_told_of() -> None:
+    found = of(Bundle(rngs=[rng(number) for number in range(300)]))
+    assert len(found.paths) == 256
+    assert "dataset.rngs[256]" in found.remarks[0][1]
+
+
+def test_there_is_room_for_a_hundred_twisters_and_no_more_than_fit_are_kept() -> None:
+    room = STATE - OWN_AT
+    found = Generators(lambda: [("dataset", [random.Random(n) for n in range(150)])], room)
+    found.look()
+    assert 90 <= len(found.paths) < 100
+    memory = memoryview(bytearray(room))
+    assert found.changed()
+    assert found.save(memory) <= room
+    assert "and 5" in found.remarks[0][1]
+
+
+def test_one_that_does_not_give_its_state_away_is_told_of() -> None:
+    class Secret(np.random.PCG64):
+        @property
+        def state(self) -> Any:
+            raise RuntimeError("no")
+
+    found = of(Bundle(a=np.random.Generator(Secret(1)), b=rng()))
+    assert found.paths == ["dataset.b"]
+    assert "dataset.a" in found.remarks[0][1]
+
+
+def test_a_failure_in_looking_costs_the_generators_and_not_the_worker() -> None:
+    def roots() -> Any:
+        raise RuntimeError("odd")
+
+    found = Generators(roots)
+    found.look()
+    assert not found
+    assert "RuntimeError: odd" in found.remarks[0][1]
+
+
+def test_states_come_back_in_another_copy_of_the_dataset() -> None:
+    one, another = Drawing(), Drawing()
+    one[0]
+    another[0]
+    first, second = of(one), of(another)
+    state, saved = first.snapshot(), first.saved()
+    expected = [one[number].tolist()[:-1] for number in range(3)]
+    second.restore(saved)
+    assert not second.waiting
+    for its, raw in state:  # what both have in common: globals and attributes of classes
+        its.write(raw)
+    assert [another[number].tolist()[:-1] for number in range(3)] == expected
+
+
+def test_one_that_was_exchanged_is_the_one_that_counts() -> None:
+    thing = Bundle(rng=rng(1), inner=Bundle(rng=rng(2)))
+    found = of(thing)
+    found.changed()
+    memory = memoryview(bytearray(4096))
+    found.save(memory)
+    assert not found.changed()
+    thing.rng = rng(7)
+    assert found.changed()
+    thing.inner = Bundle(rng=rng(8))
+    other = Bundle(rng=rng(1), inner=Bundle(rng=rng(2)))
+    of(other).restore(found.saved())
+    assert other.rng.random() == rng(7).random()
+    assert other.inner.rng.random() == rng(8).random()
+    thing.rng = np.random.RandomState(3)  # even of another kind
+    thing.inner = None
+    assert found.changed()
+    assert found.paths == ["dataset.rng"]
+    size = found.save(memory)
+    kind = Bundle(rng=np.random.RandomState(1))
+    of(kind).restore(bytes(memory[:size]))
+    assert kind.rng.randn() == np.random.RandomState(3).randn()
+    del thing.rng
+    assert found.changed(), "that there are none any more has to be written too"
+    size = found.save(memory)
+    of(other).restore(bytes(memory[:size]))
+    assert not found.changed()
+
+
+def test_a_state_waits_for_a_generator_that_is_not_there_yet() -> None:
+    thing = Bundle(rng=rng(1), lazy=rng(2))
+    thing.lazy.random()
+    saved = of(thing).saved()
+    fresh = Bundle(rng=rng(1), lazy=None)
+    found = of(fresh)
+    found.restore(saved)
+    assert found.waiting == ["dataset.lazy"]
+    again = of(Bundle(rng=rng(1), lazy=None))
+    again.restore(found.saved())  # it dies before anything has come into being
+    assert again.waiting == ["dataset.lazy"]
+    fresh.lazy = rng(99)
+    found.arrived()
+    assert not found.waiting
+    assert fresh.lazy.random() == thing.lazy.random()
+    again.give_up()
+    assert not again.waiting
+    assert "dataset.lazy" in again.remarks[0][1]
+
+
+def test_a_new_kind_of_state_grows_into_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    philox = np.random.Generator(np.random.Philox(1))
+    thing = Bundle(philox=philox, rng=rng(4))
+    found, memory = of(thing), memoryview(bytearray(8192))
+    for _ in range(70):
+        philox.random(977)
+        assert found.changed()
+        size = found.save(memory)
+    other = Bundle(philox=np.random.Generator(np.random.Philox(3)), rng=rng(5))
+    of(other).restore(bytes(memory[:size]))
+    assert other.philox.random() == philox.random()
+    assert other.rng.random() == thing.rng.random()
+
+
+def test_a_snapshot_brings_back_what_a_failed_try_has_drawn() -> None:
+    thing = Bundle(rng=rng(1), dice=[random.Random(2)], t=torch.Generator().manual_seed(3))
+    randomness = Randomness(lambda: [("dataset", thing)])
+
+    def some() -> list[float]:
+        return [
+            thing.rng.random(),
+            thing.dice[0].gauss(0, 1),
+            torch.rand((), generator=thing.t).item(),
+            random.random(),
+        ]
+
+    before = randomness.snapshot()
+    expected = some()
+    bring_back(before)
+    assert some() == expected
+
+
+def test_states_in_the_black_box_survive_with_the_global_ones() -> None:
+    """Where nothing is drawn nothing is written; what is written is found by its number."""
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    thing = Bundle(rng=rng(1), torch=torch.Generator().manual_seed(2))
+    randomness = Randomness(lambda: [("dataset", thing)], STATE - OWN_AT)
+    drawn = {}
+    for number in range(1, 20):
+        if number % 3:
+            thing.rng.random()
+        randomness.keep(recorder, number)
+        drawn[number] = rng_copy(thing.rng).random()
+    for number in (18, 19):
+        saved = boxes.random_state(0, number)
+        assert saved is not None
+        other = Bundle(rng=rng(5), torch=torch.Generator())
+        Randomness(lambda: [("dataset", other)]).restore(saved)  # noqa: B023
+        assert other.rng.random() == drawn[number]
+        assert torch.equal(other.torch.get_state(), thing.torch.get_state())
+    boxes.close()
+
+
+def rng_copy(generator: np.random.Generator) -> np.random.Generator:
+    copy = rng()
+    copy.bit_generator.state = generator.bit_generator.state
+    return copy
+
+
+def test_where_there_are_none_nothing_is_looked_at_between_the_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = []
+    real = generators.wide
+    monkeypatch.setattr(
+        generators, "wide", lambda *given, **more: looks.append(1) or real(*given, **more)
+    )
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    randomness = Randomness(lambda: [("dataset", Bundle(size=3))], STATE - OWN_AT)
+    for number in range(1, 1025):
+        randomness.keep(recorder, number)
+    assert len(looks) == 11  # with the first batch, the second, the fourth, ...
+    state = boxes.random_state(0, 1024)
+    assert state is not None
+    assert len(state) < OWN_AT
+    boxes.close()
+
+
+def test_a_sample_that_stands_in_leaves_them_as_they_were() -> None:
+    class Poor(Bundle):
+        def __getitem__(self, index: int) -> Any:
+            drawn = self.rng.random()
+            if index == 4:
+                raise ValueError("bad")
+            return torch.tensor(index + drawn)
+
+    fetcher = CarefulMapFetcher(
+        Poor(rng=rng(1)),
+        auto_collation=True,
+        collate_fn=torch.stack,
+        drop_last=False,
+        recorder=NoRecorder(),
+        arena=None,
+        faults=None,
+        policy=Policy("replace"),
+        worker_id=0,
+    )
+    brief = NOTHING._replace(candidates=((0, 7), (1, 8)), seed=3)
+    drawn = rng(1).random(3)
+    made = fetcher.fetch(0, [3, 4, 5], brief)
+    assert made[0] == 3 + drawn[0]
+    assert made[2] == 5 + drawn[2], "sample 4 has drawn, and the one in its place has not"

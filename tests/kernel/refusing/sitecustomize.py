@@ -1,0 +1,5 @@
+"""Run by Python at its start: see `refusal`."""
+
+import refusal
+
+refusal.apply()

@@ -1,0 +1,211 @@
+"""Which way a stream is taken up, and who is replaced for its size: decisions, without a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.engine import machine as m
+from holdfast.engine import vocabulary as v
+from holdfast.engine.continuation import (
+    PROBE,
+    REPLAY,
+    REST,
+    STATE,
+    TRUST,
+    Course,
+    Finding,
+    NoWay,
+    Plan,
+    choose,
+)
+from holdfast.engine.fingerprint import NO_BATCH
+
+ENDED = object()
+
+
+def course(*answers: Any, resumed: bool = False) -> Course:
+    """After such answers: the state that came with each, if any."""
+    made = Course()
+    if resumed:
+        made.received(NO_BATCH, b"at rest")
+        made.resumed(b"random")
+    for number, state in enumerate(answers, 10):
+        if state is ENDED:
+            made.received(NO_BATCH, b"at the end")
+        else:
+            made.received(number, state)
+    return made
+
+
+def plan(recovery: Any, made: Course, **given: Any) -> Plan | NoWay:
+    options: dict[str, Any] = {
+        "exhausted": False,
+        "passed": 0,
+        "persistent": False,
+        "unfit": frozenset(),
+        "random_before": b"before",
+    }
+    return choose(recovery, made, **{**options, **given})
+
+
+def way(*args: Any, **given: Any) -> tuple[str, bytes | None, bool]:
+    found = plan(*args, **given)
+    assert isinstance(found, Plan)
+    return found.way, found.state, found.last
+
+
+def test_the_state_before_the_last_batch_is_tried_and_then_all_is_drawn_again() -> None:
+    three = course(b"1", b"2", b"3")
+    assert way("auto", three) == (STATE, b"2", False)
+    assert way("auto", three, unfit={STATE}) == (REPLAY, None, True)
+    assert way("auto", three, random_before=None) == (REPLAY, None, True)
+    assert way("auto", course(b"1")) == (REPLAY, None, True), "there is none before the first"
+    assert way("auto", course(None, None)) == (REPLAY, None, True)
+    assert way("replay", three) == (REPLAY, None, True)
+    assert way("state", three) == (STATE, b"2", False)
+    assert way("state", three, unfit={STATE}) == (TRUST, b"3", True)
+    assert way("state", course(b"1")) == (TRUST, b"1", True)
+    assert isinstance(plan("state", course(None)), NoWay)
+
+
+def test_what_was_delivered_is_compared() -> None:
+    found = plan("auto", course(b"1", b"2"))
+    assert isinstance(found, Plan)
+    assert (found.marks, found.random_before) == (course(b"1", b"2").marks.tobytes(), b"before")
+    assert len(found.marks) == 16, "eight bytes for each batch"
+
+
+def test_where_nothing_was_delivered_nothing_is_compared() -> None:
+    assert way("auto", course()) == (REPLAY, None, True)
+    assert way("auto", course(b"1", ENDED), exhausted=True) == (REST, b"at the end", False)
+    assert way("replay", course(b"1", ENDED), exhausted=True) == (REPLAY, None, True)
+
+
+def test_in_later_epochs_of_persistent_workers_states_are_probed_before_they_are_used() -> None:
+    later = course(b"1", b"2", resumed=True)
+    given: dict[str, Any] = {"passed": 1, "persistent": True}
+    assert way("auto", later, **given) == (PROBE, b"1", False)
+    assert way("auto", later, **given, unfit={PROBE}) == (STATE, b"1", False)
+    assert way("auto", later, **given, unfit={PROBE, STATE}) == (REST, b"at rest", False)
+    assert way("auto", later, **given, unfit={PROBE, STATE, REST}) == (REPLAY, None, True)
+    assert way("replay", later, **given) == (REPLAY, None, True)
+    assert way("auto", course(None, resumed=True), **given) == (PROBE, b"at rest", False)
+
+
+@pytest.mark.parametrize(
+    ("finding", "lost"),
+    [
+        (Finding(REPLAY, exact=True, delivered=3), False),
+        (Finding(REPLAY, exact=False, delivered=3, ended=2), True),
+        (Finding(REST, exact=False, delivered=3, ended=2, leaves=True), False),
+        (Finding(TRUST, exact=False, delivered=3), False),
+        (Finding(TRUST, exact=False, delivered=3, error="OSError: gone"), True),
+    ],
+)
+def test_a_stream_is_lost_only_where_its_number_of_batches_is(finding: Finding, lost: bool) -> None:
+    assert finding.lost is lost
+    assert ("not deterministic" in finding.in_words()) is (finding.ended is not None)
+
+
+# -- the machine ----------------------------------------------------------------------------
+
+
+def running(**options: Any) -> m.Machine:
+    options.setdefault("restarts", v.RestartPolicy(None, 60.0))
+    machine = m.Machine(workers=2, prefetch=2, iterable=True, **options)
+    machine.begin()
+    for worker in range(2):
+        machine.handle(v.WorkerReady(worker, 0))
+    while machine.draws_due > 0:
+        machine.draw(None)
+    for worker in range(2):
+        machine.handle(v.BatchReady(worker, 0, worker, "batch", 1))
+    return machine
+
+
+def death(worker: int, generation: int = 0) -> v.WorkerDied:
+    return v.WorkerDied(worker, generation, v.Death(1.0, perhaps_from_outside=True))
+
+
+def test_one_that_went_astray_is_followed_by_another_and_counts_for_nothing() -> None:
+    machine = running(restarts=v.RestartPolicy(1, 60.0))
+    (start, *asked) = machine.handle(death(0))
+    assert isinstance(start, v.Start)
+    assert start.unfit == frozenset()
+    assert machine.handle(v.WentAstray(0, 1, 2.0, frozenset({STATE}))) == []
+    assert machine.leaving(0)
+    (again, *asked_again) = machine.handle(death(0, 1))
+    assert isinstance(again, v.Start)
+    assert again.unfit == {STATE}
+    assert asked_again == asked, "for what the first was asked for"
+    assert machine.failure is None
+    assert not machine.leaving(0)
+    (other, *_) = machine.handle(death(1)) or [None]
+    assert other is None, "one death is allowed, and this is the second"
+    assert machine.failure is not None
+
+
+def test_what_one_has_learned_holds_for_all() -> None:
+    machine = running()
+    machine.handle(death(0))
+    machine.handle(v.WentAstray(0, 1, 2.0, frozenset({STATE})))
+    (start, *_) = machine.handle(death(1))
+    assert isinstance(start, v.Start)
+    assert start.unfit == {STATE}
+
+
+def test_a_lost_stream_ends_the_run_where_its_next_batch_would_have_been() -> None:
+    machine = running()
+    machine.handle(death(0))
+    machine.handle(v.StreamLost(0, 1, 2.0, "it is shorter"))
+    assert machine.handle(death(0, 1)) == []
+    assert isinstance(machine.take(), v.Delivery)
+    assert isinstance(machine.take(), v.Delivery)
+    assert machine.take() == v.GaveUp("stream", 0, (), "it is shorter")
+
+
+def test_where_deaths_are_to_raise_none_is_replaced() -> None:
+    machine = running(recovery="raise")
+    assert machine.handle(death(0)) == []
+    assert machine.failure is not None
+    assert machine.failure.reason == "stream"
+
+
+def test_one_that_is_too_large_goes_only_when_that_was_tried() -> None:
+    machine = running()
+    (tried,) = machine.handle(v.WorkerGrown(0, 0))
+    assert tried == v.Rehearse(0, 0, 1, 0, 1, False, frozenset())
+    assert machine.handle(v.WorkerGrown(0, 0)) == [], "it is being tried"
+    assert machine.handle(v.Rehearsed(0, 0, None, unfit=frozenset({STATE}))) == [v.Ask(0, 0)]
+    (tried,) = machine.handle(v.WorkerGrown(0, 0))
+    assert isinstance(tried, v.Rehearse)
+    assert tried.unfit == {STATE}
+    assert machine.handle(v.Rehearsed(0, 0, True)) == [v.Retire(0, 0)]
+    machine.handle(v.WorkerRetired(0, 0, 3.0))
+    (start, *_) = machine.handle(death(0))
+    assert isinstance(start, v.Start)
+
+
+@pytest.mark.parametrize(
+    ("exact", "pays", "for_good"),
+    [(False, True, True), (True, False, False), (None, True, False), (None, False, False)],
+)
+def test_one_that_is_too_large_stays_where_nothing_is_won_or_something_lost(
+    exact: bool | None, pays: bool, for_good: bool
+) -> None:
+    machine = running()
+    machine.handle(v.WorkerGrown(0, 0))
+    assert machine.handle(v.Rehearsed(0, 0, exact, pays)) == [v.Stay(0, 0, for_good)]
+    assert machine.recycles is not for_good
+    (action,) = machine.handle(v.WorkerGrown(1, 0))
+    assert isinstance(action, v.Stay if for_good else v.Rehearse)
+
+
+def test_what_was_tried_for_one_that_died_meanwhile_is_forgotten() -> None:
+    machine = running()
+    machine.handle(v.WorkerGrown(0, 0))
+    machine.handle(death(0))
+    assert machine.handle(v.Rehearsed(0, 0, True)) == []
+    assert machine.handle(v.Rehearsed(0, 1, True)) == []

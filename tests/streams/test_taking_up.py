@@ -1,0 +1,342 @@
+"""A process that takes up a stream shows that it has, or says that it has not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from holdfast import DataLoader, StreamLost
+from holdfast.autopsy import logbook
+from holdfast.engine.faults import POINTS
+from tests.streams.datasets import (
+    SIZE,
+    ByTime,
+    ByTimeWithState,
+    CountsEpochs,
+    DoesNotLoad,
+    Honest,
+    Kept,
+    OmitsItsBuffer,
+    Once,
+    Plain,
+)
+
+pytestmark = pytest.mark.faults
+
+
+def streams(loader: Any, epochs: int = 1) -> list[Any]:
+    torch.manual_seed(3)
+    found = []
+    for _ in range(epochs):
+        found.append([batch.tolist() for batch in loader])
+    if isinstance(loader, DataLoader):
+        loader.close()
+    return found
+
+
+def stock(dataset: Any, epochs: int = 1, **options: Any) -> list[Any]:
+    return streams(torch.utils.data.DataLoader(dataset, **options), epochs)
+
+
+def pipe() -> Any:
+    return IterableWrapper(list(range(SIZE))).shuffle().sharding_filter()
+
+
+TWO = {"batch_size": 3, "num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "shown"),
+    [
+        (Plain, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
+        (
+            Honest,
+            TWO,
+            "the last of 3 batches delivered in this epoch was made again from the state",
+        ),
+        (OmitsItsBuffer, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
+        (DoesNotLoad, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
+        (pipe, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
+        (Honest, {"batch_size": None, "num_workers": 2}, "the last of 3 batches delivered"),
+        (Plain, {"batch_size": None, "num_workers": 2}, "3 batches delivered in this epoch were"),
+        (
+            OmitsItsBuffer,
+            {**TWO, "drop_last": True, "batch_size": 5},
+            "were drawn again, and equal",
+        ),
+    ],
+)
+def test_a_stream_goes_on_where_it_was_and_that_is_shown(
+    make: Any,
+    options: Any,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    expected = stock(make(), **options)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(make(), **options, logbook=tmp_path)
+    assert streams(loader) == expected
+    (incident,) = loader.incidents
+    assert incident.exact is True
+    assert incident.action.startswith("replaced; nothing lost: ")
+    assert shown in incident.action
+    assert loader.stats()["restarts"] == 1, "one that went astray is no death"
+    at_first, then = (one for one in caplog.messages if "stream" in one)
+    assert at_first.splitlines()[0].endswith("replaced; its stream is being taken up")
+    assert shown in then
+    story = logbook.read(tmp_path)
+    (record,) = story.incidents
+    assert record["exact"] is True
+    assert record["text"] == incident.sentence()
+    assert story.events == [], "the two lines that were written are one story"
+
+
+def test_of_map_style_data_no_more_is_said_than_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=3")
+    loader = DataLoader(list(range(12)), batch_size=2, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[n, n + 1] for n in range(0, 12, 2)]
+    (incident,) = loader.incidents
+    assert incident.action == "replaced; its batch is made again"
+    assert incident.exact is None
+
+
+@pytest.mark.parametrize("make", [ByTime, ByTimeWithState])
+def test_a_stream_that_does_not_repeat_itself_keeps_its_number_of_batches_and_is_told(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(make(), **TWO)
+    (stream,) = streams(loader)
+    assert len(stream) == SIZE // 3
+    (incident,) = loader.incidents
+    assert incident.exact is False
+    told = caplog.messages[-1]
+    for words in (incident.action, told):
+        assert "samples may be missing or come twice: this stream is not deterministic" in words
+        assert "nothing lost" not in words
+    assert "wds.detshuffle" in told
+    assert "shuffle(seed=42" in told
+    assert "get_worker_info().seed" in told
+    assert "wds.detshuffle" in "".join(one.command for one in incident.remedies)
+    assert "nothing lost" not in caplog.text
+
+
+@pytest.mark.parametrize("left", [0, 12])
+def test_a_stream_that_is_shorter_when_it_is_drawn_again_is_an_error_and_no_shorter_epoch(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Once(tmp_path / "seen", left), **TWO)
+    iterator = iter(loader)
+    seen = []
+    with pytest.raises(StreamLost) as caught:
+        seen.extend(batch.tolist() for batch in iterator)
+    assert len(seen) == 6, "what was finished before it is delivered"
+    again = left // 6
+    assert (
+        f"3 batches of this epoch had been delivered, and drawn again it ended after {again}"
+        in (str(caught.value))
+    )
+    assert "wds.detshuffle" in str(caught.value)
+    assert "nothing lost" not in str(caught.value)
+    loader.close()
+
+
+def test_a_replacement_that_is_killed_while_it_takes_up_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = stock(OmitsItsBuffer(), **TWO)
+    faults = "before-fetch:SIGKILL@task=6;before-fetch:SIGKILL@task=-1,generation=1;"
+    faults += "after-fetch:SIGSEGV@task=-1,generation=3;after-ready:SIGKILL@generation=5"
+    monkeypatch.setenv("HOLDFAST_FAULTS", faults)
+    loader = DataLoader(OmitsItsBuffer(), **TWO, max_restarts=None)
+    assert streams(loader) == expected
+    assert {one.exact for one in loader.incidents} == {True}
+
+
+IN_TURN = (  # those that strike before a worker is ready stand apart: after several in a row it waits
+    "after-send",
+    "before-setup",
+    "before-fetch",
+    "before-send",
+    "after-setup",
+    "after-fetch",
+    "before-encode",
+    "before-ready",
+    "before-collate",
+    "after-ready",
+    "after-collate",
+    "before-resume",
+    "after-resume",
+)
+
+
+def test_no_point_is_forgotten() -> None:
+    assert set(POINTS) - set(IN_TURN) == {"mid-send", "before-stop"}, "which tests/faults has"
+
+
+@pytest.mark.parametrize("make", [OmitsItsBuffer, pytest.param(Honest, marks=pytest.mark.slow)])
+def test_kills_at_every_point_of_a_workers_life_one_after_the_other(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**TWO, "persistent_workers": True}
+    expected = stock(make(), 2, **options)
+    faults = [
+        f"{point}:SIGKILL@worker=0,generation={generation}"
+        for generation, point in enumerate(IN_TURN)
+    ]
+    monkeypatch.setenv("HOLDFAST_FAULTS", ";".join(faults))
+    loader = DataLoader(make(), **options, max_restarts=None)
+    assert streams(loader, 2) == expected
+    assert len(loader.incidents) >= 10
+    assert all(one.exact is not False for one in loader.incidents)
+
+
+def test_a_pipe_whose_epoch_was_left_is_drawn_again_with_the_seed_of_that_epoch() -> None:
+    options: dict[str, Any] = {**TWO, "persistent_workers": True, "prefetch_factor": 4}
+
+    def epochs(loader: Any, hurt: bool) -> list[Any]:
+        torch.manual_seed(3)
+        found = []
+        for stop in (3, None):
+            found.append([])
+            for number, batch in enumerate(iterator := iter(loader)):
+                found[-1].append(batch.tolist())
+                if number == stop:
+                    if hurt:
+                        os.kill(iterator._workers[0].pid, signal.SIGSTOP)  # nothing more of it
+                    break
+            if hurt and stop is not None:
+                victim = iterator._workers[0].pid
+                second = iter(loader)  # its seed is another
+                os.kill(victim, signal.SIGKILL)
+                found.append([batch.tolist() for batch in second])
+                break
+        return found
+
+    reference = torch.utils.data.DataLoader(pipe(), **options)
+    expected = epochs(reference, hurt=False)
+    reference._iterator._shutdown_workers()
+    loader = DataLoader(pipe(), **options)
+    assert epochs(loader, hurt=True) == expected
+    assert [one.exact for one in loader.incidents] == [True]
+    loader.close()
+
+
+@pytest.mark.parametrize("make", [Honest, Kept, CountsEpochs, OmitsItsBuffer, Plain])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "before-fetch:SIGKILL@task=6",
+        pytest.param("after-send:SIGKILL@task=14", marks=pytest.mark.slow),  # near the end
+    ],
+)
+def test_persistent_workers_go_on_in_later_epochs_too(
+    make: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**TWO, "persistent_workers": True}
+    expected = stock(make(), 3, **options)
+    monkeypatch.setenv("HOLDFAST_FAULTS", fault)
+    loader = DataLoader(make(), **options)
+    assert streams(loader, 3) == expected
+    assert all(one.exact is not False for one in loader.incidents)
+    assert len(loader.incidents) >= 1
+
+
+@pytest.mark.parametrize("make", [Honest, Kept, OmitsItsBuffer, Plain])
+def test_between_epochs_nothing_is_claimed(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**TWO, "persistent_workers": True}
+    expected = stock(make(), 2, **options)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-resume:SIGKILL@worker=0")
+    loader = DataLoader(make(), **options)
+    assert streams(loader, 2) == expected
+    (incident,) = loader.incidents
+    assert incident.exact is None
+    assert "nothing of this epoch had been delivered by this worker" in incident.action
+
+
+@pytest.mark.parametrize("make", [Honest, CountsEpochs, Kept])
+def test_a_death_in_a_later_epoch_of_persistent_workers(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**TWO, "persistent_workers": True}
+    expected = stock(make(), 3, **options)
+    loader = DataLoader(make(), **options)
+    torch.manual_seed(3)
+    found = [[batch.tolist() for batch in loader]]
+    second = []
+    for number, batch in enumerate(iterator := iter(loader)):
+        second.append(batch.tolist())
+        if number == 7:
+            iterator._workers[0].kill()
+    found += [second, [batch.tolist() for batch in loader]]
+    loader.close()
+    assert found == expected
+    assert [one.exact for one in loader.incidents] == [True]
+
+
+# -- as the user wants it ------------------------------------------------------------------
+
+
+def test_replay_never_loads_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = stock(Honest(), **TWO)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Honest(), **TWO, iterable_recovery="replay")
+    assert streams(loader) == expected
+    (incident,) = loader.incidents
+    assert "were drawn again, and equal" in incident.action
+
+
+def test_state_never_draws_again_and_says_when_nothing_has_shown_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = stock(Honest(), **TWO)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Honest(), **TWO, iterable_recovery="state")
+    assert streams(loader) == expected
+    assert [one.exact for one in loader.incidents] == [True]
+    loader = DataLoader(OmitsItsBuffer(), **TWO, iterable_recovery="state")
+    assert streams(loader) != stock(OmitsItsBuffer(), **TWO)
+    (incident,) = loader.incidents
+    assert incident.exact is False
+    assert 'iterable_recovery="state"' in incident.action
+    for dataset, why in ((Plain(), "neither the dataset nor its"), (DoesNotLoad(), "OSError")):
+        with pytest.raises(StreamLost, match=why):
+            streams(DataLoader(dataset, **TWO, iterable_recovery="state"))
+
+
+def test_raise_ends_the_run_with_the_first_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Honest(), **TWO, iterable_recovery="raise")
+    with pytest.raises(StreamLost, match='iterable_recovery="raise"') as caught:
+        streams(loader)
+    assert "was killed" in str(caught.value)
+    assert "exited unexpectedly" in str(caught.value), "as torch says it"
+    loader.close()
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=3")
+    assert len(list(DataLoader(range(12), num_workers=2, iterable_recovery="raise"))) == 12
+
+
+@pytest.mark.parametrize("value", ["states", None, True, 3])
+def test_another_word_is_told_at_once_what_would_be_right(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r'iterable_recovery=.*"auto".*"replay"'):
+        DataLoader(Plain(), num_workers=1, iterable_recovery=value)
+
+
+def test_the_option_is_an_attribute_that_can_be_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(Plain(), **TWO)
+    assert loader.iterable_recovery == "auto"
+    loader.iterable_recovery = "raise"
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=1")
+    with pytest.raises(StreamLost):
+        list(loader)
+    loader.close()
