@@ -17,6 +17,7 @@ class Idle(Crew):
 
     def __init__(self) -> None:
         self._todo = deque()
+        self._busy = False
         self.done: list[v.Action] = []
 
     def _carry_out(self, action: v.Action) -> None:

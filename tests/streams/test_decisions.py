@@ -209,3 +209,17 @@ def test_what_was_tried_for_one_that_died_meanwhile_is_forgotten() -> None:
     machine.handle(death(0))
     assert machine.handle(v.Rehearsed(0, 0, True)) == []
     assert machine.handle(v.Rehearsed(0, 1, True)) == []
+
+
+def test_a_second_one_that_finds_the_same_way_unfit_is_asked_again_too() -> None:
+    """Both had been tried at the same time: what the first has found is no answer to the second."""
+    machine = running()
+    for worker in (0, 1):
+        machine.handle(v.WorkerGrown(worker, 0))
+    for worker in (0, 1):
+        found = v.Rehearsed(worker, 0, None, unfit=frozenset({STATE}))
+        assert machine.handle(found) == [v.Ask(worker, 0)]
+    for worker in (0, 1):
+        (tried,) = machine.handle(v.WorkerGrown(worker, 0))
+        assert isinstance(tried, v.Rehearse)
+        assert tried.unfit == {STATE}

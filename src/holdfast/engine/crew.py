@@ -7,6 +7,7 @@ sees of it is in `pool` too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import pickle
@@ -14,6 +15,7 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.autopsy.coroner import INTERVAL, Coroner
@@ -69,6 +71,7 @@ __all__ = ["Crew"]
 log = logging.getLogger("holdfast")
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
+LAST_WORDS = 0.5  # seconds a nursery that is to be ended has to report deaths that are known of
 
 
 class Crew:
@@ -105,7 +108,9 @@ class Crew:
             place.course.seed = epoch.shared_seed
         self._rehearsals = Rehearsals(holdings, machine.workers, silence.timeout)
         self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
-        self._todo: deque[v.Action] = deque()  # the first is being carried out
+        self._reports: deque[Report] = deque()  # of the nursery, read and not taken in yet
+        self._todo: deque[v.Action] = deque()  # what is to be carried out, in this order
+        self._busy = False  # somebody further up is at it
         self._told_of_renewal = False
 
     # -- what the watch has to know -------------------------------------------------------
@@ -328,11 +333,21 @@ class Crew:
         if nursery.closed:
             return
         gone = nursery.gone()  # before the last reports are read
-        reports = nursery.reports()
-        for report in reports or ():
-            self._report(report)
-        if (reports is None or gone) and self._holdings.nursery is nursery:
+        ended = not self._read_reports()
+        self._take_in_reports()
+        if (ended or gone) and self._holdings.nursery is nursery and not nursery.closed:
             self._nursery_lost()
+
+    def _read_reports(self) -> bool:
+        """Read what the nursery has reported; False if it is gone and has said everything."""
+        reports = self._holdings.nursery.reports()
+        self._reports.extend(reports or ())
+        return reports is not None
+
+    def _take_in_reports(self) -> None:
+        """One may lead to the end of the nursery, and those behind it are still true then."""
+        while self._reports:
+            self._report(self._reports.popleft())
 
     def _report(self, report: Report) -> None:
         if self._rehearsals.owns(report.worker):
@@ -419,7 +434,8 @@ class Crew:
         actions = self.machine.handle(
             v.WorkerDied(worker, generation, v.Death(at=time.monotonic()))
         )
-        self._places[worker].pid = None if actions else self._places[worker].pid
+        if starts(actions, worker):
+            self._places[worker].pid = None
         self.carry_out(actions)
 
     def _bury(self, worker: int, ending: Ending) -> None:
@@ -442,6 +458,7 @@ class Crew:
 
     def _nursery_lost(self, how: str = "") -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
+        self._take_in_reports()
         status = self._holdings.drop_nursery()
         error = self._holdings.nursery.error or ""
         kind, name, exitcode = describe_status(status)
@@ -452,14 +469,21 @@ class Crew:
         nursery = how, error
         for outcome in self._rehearsals.lost():
             self._rehearsed(outcome)
-        for worker in range(self.machine.workers):
-            if self.machine.alive(worker):
+        with self._put_off():  # all are dead before another is started
+            for worker, _ in self._living():
                 self._spoil_arena(worker)  # its old worker may take a moment to die
                 self._died(worker, None, outside=outside, nursery=nursery)
 
-    def _renew_nursery(self, stalled: int) -> None:
-        """Make another, as the trainer is now; workers that lived are no deaths to be counted. The
-        one that has stalled is dead already, and its start is still to come."""
+    def _living(self) -> list[tuple[int, int]]:
+        """The workers that the nursery there is has started, or is about to, and has not reported
+        dead. Those whose start is still among the actions to be carried out are the next one's."""
+        machine = self.machine
+        coming = {(one.worker, one.generation) for one in self._todo if isinstance(one, v.Start)}
+        living = ((one, machine.generation(one)) for one in range(machine.workers))
+        return [one for one in living if machine.alive(one[0]) and one not in coming]
+
+    def _renew_nursery(self) -> None:
+        """Make another, as the trainer is now; workers that lived are no deaths to be counted."""
         if not self._told_of_renewal:
             self._told_of_renewal = True
             log.warning(
@@ -469,15 +493,43 @@ class Crew:
                 "multiprocessing_context='forkserver'.",
                 self._obituaries.origin.prefix,
             )
+        if self._holdings.nursery.closed:
+            return  # the next start makes another in any case
+        self._hear_of_deaths()
         self._holdings.drop_nursery()
         self._rehearsals.lost()  # with the workers that asked for them
-        for worker in range(self.machine.workers):
-            if worker == stalled or not self.machine.alive(worker):
-                continue
+        for worker, generation in self._living():
             self._spoil_arena(worker)  # its old worker may take a moment to die
-            now, generation = time.monotonic(), self.machine.generation(worker)
+            self._places[worker].exitcode = -signal.SIGKILL
+            now = time.monotonic()
             self.carry_out(self.machine.handle(v.WorkerRetired(worker, generation, now)))
             self._send_another(worker)
+
+    def _hear_of_deaths(self) -> None:
+        """A worker that died of something else before the nursery is ended has a death of its own,
+        with a cause. One whose channel has ended is about to be reported dead: wait for that."""
+        while self._unborn:
+            self._report(self._unborn.popleft())
+        control = select.poll()
+        control.register(self._holdings.nursery.control, select.POLLIN)
+        deadline = time.monotonic() + LAST_WORDS
+        while True:
+            if not self._read_reports():
+                self._take_in_reports()
+                return
+            self._take_in_reports()
+            if not any(self._has_hung_up(worker) for worker, _ in self._living()):
+                return
+            left = deadline - time.monotonic()
+            if left <= 0 or not control.poll(left * 1000):
+                return
+
+    def _has_hung_up(self, worker: int) -> bool:
+        """Whether the channel of a living worker has ended, once what it had sent is taken in."""
+        channel = self._places[worker].channel
+        if channel is not None:
+            self._hear(worker, channel)
+        return channel is None or not channel.open
 
     def _abandon(self, worker: int) -> None:
         """A worker that does not even die: never use its memory again."""
@@ -536,17 +588,34 @@ class Crew:
         start is still to come.
         """
         todo = self._todo
-        if todo:
-            todo.extend(actions)
-            return  # somebody further up is at it
         todo.extend(actions)
+        if self._busy:
+            return
+        self._busy = True
         try:
             while todo:
-                self._carry_out(todo[0])
-                todo.popleft()
+                self._carry_out(todo.popleft())
         except BaseException:
             todo.clear()
             raise
+        finally:
+            self._busy = False
+
+    @contextlib.contextmanager
+    def _put_off(self) -> Iterator[None]:
+        """What is decided inside is carried out at its end, at the earliest."""
+        if self._busy:
+            yield
+            return
+        self._busy = True
+        try:
+            yield
+        except BaseException:
+            self._todo.clear()
+            raise
+        finally:
+            self._busy = False
+        self.carry_out([])
 
     def _carry_out(self, action: v.Action) -> None:
         if isinstance(action, v.Dispatch):
@@ -556,7 +625,7 @@ class Crew:
         elif isinstance(action, v.Separate):
             action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
         elif isinstance(action, v.Renew):
-            self._renew_nursery(action.worker)
+            self._renew_nursery()
         elif action.generation != self.machine.generation(action.worker):
             return  # an action before this one has replaced it already
         elif not self.machine.alive(action.worker):

@@ -178,6 +178,7 @@ class _Seat:
     leaving: bool = False  # it has not found its way, and another process is to try another
     rehearsed: bool = False  # it has grown too large, and it is being tried whether it may go
     stalls: int = 0
+    renewals: int = 0  # of the nursery, before it was started
     victim: Hashable = None
     strikes: list[Death] = field(default_factory=list)
 
@@ -675,6 +676,8 @@ class Machine:
 
     def _draw_conclusions(self, seat: _Seat, death: Death) -> list[Action]:
         """What this death says of a sample, or of the nursery."""
+        if death.inherited and seat.renewals < self._renewals:
+            return []  # it came from a nursery that has been replaced since
         if death.inherited and self._renewals < RENEWALS:
             self._inherited += 1
             if self._inherited < INHERITED:
@@ -683,7 +686,7 @@ class Machine:
             self._renewals += 1
             for one in self._seats:
                 one.stalls = 0
-            return [Renew(seat.id)]
+            return [Renew()]
         trial = seat.items[0] if seat.items and isinstance(seat.items[0], Trial) else None
         if trial is None:
             return self._strike(seat, death)
@@ -835,6 +838,7 @@ class Machine:
     def _restart(self, seat: _Seat) -> list[Action]:
         seat.generation += 1
         seat.alive = True
+        seat.renewals = self._renewals
         place = seat.answered, seat.passed, seat.replica, seat.exhausted
         start = Start(seat.id, seat.generation, *place, self._unfit, bool(seat.strikes))
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]

@@ -382,8 +382,6 @@ class Separate:
 class Renew:
     """Fork workers from another nursery from now on, all of them: a lock is held in this one."""
 
-    worker: int  # the one that has stalled on it; it is dead
-
 
 Action = (
     Start

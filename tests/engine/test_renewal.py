@@ -1,0 +1,102 @@
+"""Another nursery in place of one in which a lock is held: nothing that happened before is forgotten."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.autopsy.coroner import Coroner
+from holdfast.engine import vocabulary as v
+from holdfast.engine.crew import Crew
+from tests.faults.outside import kill_and_see_it_dead
+from tests.support.processes import eventually
+
+pytestmark = pytest.mark.timeout(90, method="thread")
+
+SIZE = 60
+
+
+def test_a_worker_that_was_killed_just_before_has_died_of_that() -> None:
+    with holdfast.DataLoader(range(SIZE), num_workers=3) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        pids = [worker.pid for worker in iterator._workers]
+        pool = iterator._pool
+        with pool.lock:  # so that its death is reported, and not yet heard of
+            kill_and_see_it_dead(pids[2])
+            pool.crew.carry_out([v.Renew()])
+        seen += [int(batch) for batch in iterator]
+        incidents = loader.incidents
+    assert seen == list(range(SIZE))
+    assert [(one.worker_id, one.pid, one.signal) for one in incidents] == [(2, pids[2], "SIGKILL")]
+
+
+def test_of_two_deaths_reported_together_the_second_is_told_though_the_first_renews(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second worker stalled in the nursery that is gone: it is no reason for a third one."""
+    monkeypatch.setattr(Coroner, "stalled_on_inherited_lock", lambda *_: True)
+    renewals = []
+    renew = Crew._renew_nursery
+
+    def counted(crew: Crew) -> None:
+        renewals.append(crew)
+        renew(crew)
+
+    monkeypatch.setattr(Crew, "_renew_nursery", counted)
+    with holdfast.DataLoader(range(SIZE), num_workers=4) as loader:
+        iterator = iter(loader)
+        pids = [worker.pid for worker in iterator._workers]
+        pool = iterator._pool
+        with pool.lock:
+            for worker, pid in enumerate(pids):
+                assert isinstance(pid, int)
+                pool.machine.handle(v.WorkerStalled(worker, 0, 0.0))
+                kill_and_see_it_dead(pid)
+        seen = [int(batch) for batch in iterator]
+        incidents = loader.incidents
+    assert seen == list(range(SIZE))
+    assert sorted((one.worker_id, one.kind) for one in incidents) == [
+        (worker, "stalled") for worker in range(4)
+    ]
+    assert len(renewals) == 1
+
+
+def test_one_that_has_nothing_left_to_do_is_dead_afterwards_and_says_so() -> None:
+    with holdfast.DataLoader(range(2), num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pool = iterator._pool
+        worker = iterator._workers[0]
+        pid = worker.pid
+        assert worker.is_alive()
+        with pool.lock:
+            pool.crew.carry_out([v.Renew()])
+        assert (worker.pid, worker.exitcode) == (pid, -signal.SIGKILL)
+        assert not worker.is_alive()
+        assert [int(batch) for batch in iterator] == [1]
+    assert loader.incidents == []
+
+
+def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Coroner, "stalled_on_inherited_lock", lambda *_: True)
+    with holdfast.DataLoader(range(SIZE), num_workers=3) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        pool: Any = iterator._pool
+        with pool.lock:
+            for worker in range(3):
+                pool.machine.handle(v.WorkerStalled(worker, 0, 0.0))
+            os.kill(pool.holdings.nursery.pid, signal.SIGKILL)
+            assert eventually(pool.holdings.nursery.gone)
+            pool.crew._hear_nursery()
+        seen += [int(batch) for batch in iterator]
+        incidents = loader.incidents
+    assert seen == list(range(SIZE))
+    assert [one.worker_id for one in incidents] == [0, 1, 2]
