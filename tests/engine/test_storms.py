@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine import machine as m
 from holdfast.engine import vocabulary as v
+from holdfast.engine.seats import SeatState
+from tests.engine.playing import Player, died
 
 SIZE = 4  # samples in a batch
 Storm = Callable[[random.Random], Iterator[float]]
@@ -64,7 +65,7 @@ class World:
     age: float = math.inf  # somebody kills every worker that is so old
     killer: tuple[int, int] | None = None  # batch and position
     fuse: float = 0.0  # seconds after which that one kills
-    facts: dict[str, bool] = field(default_factory=lambda: {"perhaps_from_outside": True})
+    facts: dict[str, bool] = field(default_factory=lambda: {"outside": True})
     leaves_out: bool = False
     iterable: bool = False
     seed: int = 0
@@ -78,15 +79,9 @@ class World:
         dice = random.Random(self.seed)
         strikes = self.storm(dice)
         strike = next(strikes, math.inf)
-        machine = m.Machine(
-            workers=1,
-            prefetch=1,
-            restarts=v.RestartPolicy(None, 60.0),
-            leaves_out=self.leaves_out,
-            iterable=self.iterable,
-        )
-        orders = self._orders(machine.begin())
-        orders += self._orders(machine.draw(0))
+        player = Player(1, 1, leaves_out=self.leaves_out, iterable=self.iterable)
+        orders = self._orders(player.begin())
+        orders += self._orders(player.draw(0))
         left_out: set[tuple[int, int]] = set()
         while self.deaths < kills and self.batches < batches and self.named is None:
             born = self.now
@@ -95,30 +90,30 @@ class World:
             end = min(strike, born + self.age)
             self.now += self.boot + self.jitter * dice.random()
             if self.now < end:
-                machine.handle(v.WorkerReady(0, machine.generation(0)))
-            blamed, began, own = self._live(machine, orders, end, dice, left_out, batches)
+                player.handle(v.WorkerReady(0, player.generation(0)))
+            blamed, began, own = self._live(player, orders, end, dice, left_out, batches)
             if self.batches >= batches:
                 return
             self.now = self.now if own else end
             self.deaths += 1
             noticed = self.now + self.jitter * dice.random()
             after = None if began is None else noticed - began
-            facts = self.facts if own else {"perhaps_from_outside": True}
-            death = v.Death(noticed, blamed, after=after, **facts)
-            actions = machine.handle(v.WorkerDied(0, machine.generation(0), death))
+            facts = self.facts if own else {"outside": True}
+            exit = died(0, player.generation(0), noticed, blamed, after=after, **facts)
+            actions = player.handle(exit)
             self.now = noticed
-            if machine.put_off(0):
-                self.now = machine.deadline() or self.now
-                actions += machine.handle(v.Ticked(self.now))
+            if player.state(0) is SeatState.PAUSED:
+                self.now = player.deadline() or self.now
+                actions += player.handle(v.Ticked(self.now))
             for one in actions:
                 if isinstance(one, v.Convict):
                     self.named = (one.task.number, one.sample)
-            self._deliver(machine, actions)
+            self._deliver(player, actions)
             orders = self._orders(actions)
 
     def _live(
         self,
-        machine: m.Machine,
+        player: Player,
         orders: list[v.Item],
         end: float,
         dice: random.Random,
@@ -149,24 +144,24 @@ class World:
                 if self.now >= end:
                     return blamed, known, False
             orders.pop(0)
-            generation = machine.generation(0)
+            generation = player.generation(0)
             if on_trial:
-                machine.handle(v.Survived(0, generation))
+                player.handle(v.Survived(0, generation))
             else:
                 self.batches += 1
-                machine.handle(v.BatchReady(0, generation, task.number, task.number))
+                player.handle(v.BatchReady(0, generation, task.number, task.number))
                 if self.batches >= batches:
                     return None, None, False
-                orders += self._deliver(machine, [])
+                orders += self._deliver(player, [])
         return None, None, False
 
-    def _deliver(self, machine: m.Machine, actions: list[v.Action]) -> list[v.Item]:
-        taken = machine.take()
+    def _deliver(self, player: Player, actions: list[v.Action]) -> list[v.Item]:
+        taken = player.take()
         if not isinstance(taken, v.Delivery):
             return []
         if isinstance(taken.result, v.Poisoned):
             self.named = (taken.result.task.number, taken.result.position)
-        actions = machine.draw(taken.task.number + 1)
+        actions = player.draw(taken.task.number + 1)
         return self._orders(actions)
 
     @staticmethod
@@ -233,7 +228,7 @@ def test_a_sample_that_kills_without_a_trace_is_named_after_five_deaths(
 @pytest.mark.parametrize("leaves_out", [False, True])
 @pytest.mark.parametrize(
     ("facts", "deaths"),
-    [({}, 2), ({"perhaps_from_outside": True, "memory": True}, 3)],
+    [({}, 2), ({"outside": True, "memory": True}, 3)],
 )
 def test_one_that_leaves_a_trace_is_named_sooner(
     facts: dict[str, bool], deaths: int, leaves_out: bool

@@ -15,16 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.engine import machine as m
+from holdfast.engine import restarts as r
 from holdfast.engine import vocabulary as v
+from tests.engine.playing import Player, died
 
 SIZE = 4  # samples in a batch
 
 
-def make(workers: int = 1, prefetch: int = 2, **options: Any) -> m.Machine:
-    options.setdefault("restarts", v.RestartPolicy(None, 60.0))
+def make(workers: int = 1, prefetch: int = 2, **options: Any) -> Player:
     options.setdefault("leaves_out", True)
-    return m.Machine(workers=workers, prefetch=prefetch, **options)
+    return Player(workers, prefetch, **options)
 
 
 class Court(RuleBasedStateMachine):
@@ -52,17 +52,20 @@ class Court(RuleBasedStateMachine):
         self.by_memory = memory  # end their worker by SIGKILL, and a counter moves: proves less
         self.guilty = {one for one in guilty | memory if one[0] < length}
         # Deaths that convict must not exhaust it; blows from outside are what it is for.
-        self.machine = make(
-            workers, prefetch, in_order=in_order, restarts=v.RestartPolicy(None, 60.0)
-        )
+        self.in_order = in_order
+        self.workers = workers
+        self.player = make(workers, prefetch, in_order=in_order)
         self.inboxes: dict[int, deque[v.Item]] = {}
         self.left_out: set[tuple[int, int]] = set()
         self.heard = dict.fromkeys(range(workers), 0)
         self.sampler = list(range(length))
         self.delivered: list[int] = []
         self.ended = False
-        self.obey(self.machine.begin())
+        self.obey(self.player.begin())
         self.draw()
+
+    def tell(self, event: v.Event) -> None:
+        self.obey(self.player.handle(event))
 
     def obey(self, actions: list[v.Action]) -> None:
         for action in actions:
@@ -78,25 +81,19 @@ class Court(RuleBasedStateMachine):
                 self.left_out.add(culprit)
 
     def draw(self) -> None:
-        while self.machine.draws_due > 0:
-            if self.sampler:
-                self.obey(self.machine.draw(self.sampler.pop(0)))
-            else:
-                self.machine.drained()
+        self.obey(self.player.fill(self.sampler))
 
     def die(self, worker: int, sample: tuple[int, int] | None, **facts: bool) -> None:
         self.inboxes[worker].clear()
         self.now += 1.0
-        death = v.Death(self.now, sample, **facts)
-        generation = self.machine.generation(worker)
-        self.obey(self.machine.handle(v.WorkerDied(worker, generation, death)))
+        self.tell(died(worker, self.player.generation(worker), self.now, sample, **facts))
 
     def work(self, worker: int) -> None:
         """Do one item, or die of it."""
-        if not self.machine.alive(worker):
+        if not self.alive(worker):
             return
-        generation = self.machine.generation(worker)
-        self.machine.handle(v.WorkerReady(worker, generation))
+        generation = self.player.generation(worker)
+        self.tell(v.WorkerReady(worker, generation))
         if not self.inboxes[worker]:
             return
         item = self.inboxes[worker][0]
@@ -107,39 +104,42 @@ class Court(RuleBasedStateMachine):
             one = (task.index, sample)
             if one in self.guilty and one not in self.left_out:
                 memory = one in self.by_memory
-                self.die(worker, (task.number, sample), perhaps_from_outside=memory, memory=memory)
+                self.die(worker, (task.number, sample), outside=memory, memory=memory)
                 return
         self.inboxes[worker].popleft()
         if isinstance(item, v.Trial):
-            self.machine.handle(v.Survived(worker, generation))
+            self.tell(v.Survived(worker, generation))
         else:
             self.heard[worker] += 1
-            self.machine.handle(v.BatchReady(worker, generation, task.number, task.index))
+            self.tell(v.BatchReady(worker, generation, task.number, task.index))
+
+    def alive(self, worker: int) -> bool:
+        return self.player.machine.seats[worker].alive
 
     @rule(worker=st.integers(0, 2), items=st.integers(1, 4))
     def a_worker_works(self, worker: int, items: int) -> None:
         for _ in range(items):
-            if worker < self.machine.workers:
+            if worker < self.workers:
                 self.work(worker)
 
     @rule(worker=st.integers(0, 2), sample=st.integers(0, SIZE - 1), known=st.booleans())
     def one_is_hit_from_outside(self, worker: int, sample: int, known: bool) -> None:
         """By SIGKILL, in the middle of some sample."""
-        if worker >= self.machine.workers or not self.machine.alive(worker):
+        if worker >= self.workers or not self.alive(worker):
             return
-        self.machine.handle(v.WorkerReady(worker, self.machine.generation(worker)))
+        self.tell(v.WorkerReady(worker, self.player.generation(worker)))
         head = self.inboxes[worker][0] if self.inboxes[worker] else None
         hit = None
         if known and isinstance(head, v.Task):
             hit = (head.number, sample)
         elif known and isinstance(head, v.Trial):
             hit = (head.task.number, head.sample)
-        self.die(worker, hit, perhaps_from_outside=True)
+        self.die(worker, hit, outside=True)
 
     @precondition(lambda self: not self.ended)
     @rule()
     def the_consumer_takes(self) -> None:
-        taken = self.machine.take()
+        taken = self.player.take()
         if isinstance(taken, v.Delivery):
             assert not isinstance(taken.result, v.Poisoned), "a batch is given up"
             self.delivered.append(taken.result)
@@ -151,16 +151,16 @@ class Court(RuleBasedStateMachine):
 
     @invariant()
     def order_is_kept(self) -> None:
-        if hasattr(self, "machine") and self.machine.in_order:
+        if hasattr(self, "player") and self.in_order:
             assert self.delivered == list(range(len(self.delivered)))
 
     def teardown(self) -> None:
-        if not hasattr(self, "machine"):
+        if not hasattr(self, "player"):
             return
         for _ in range(2000):
             if self.ended:
                 break
-            for worker in range(self.machine.workers):
+            for worker in range(self.workers):
                 self.work(worker)
             self.the_consumer_takes()
         assert self.ended, "the run did not end"
@@ -170,23 +170,23 @@ TestCourt = Court.TestCase
 TestCourt.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
-def start(machine: m.Machine, batches: int = 1) -> None:
-    machine.begin()
+def start(player: Player, batches: int = 1) -> None:
+    player.begin()
     for index in range(batches):
-        machine.draw(index)
-    machine.handle(v.WorkerReady(0, 0))
+        player.draw(index)
+    player.handle(v.WorkerReady(0, 0))
 
 
 def die(
-    machine: m.Machine, sample: tuple[int, int | None] | None, at: float = 1.0, **how: Any
+    player: Player, sample: tuple[int, int | None] | None, at: float = 1.0, **how: Any
 ) -> list[v.Action]:
-    generation = machine.generation(0)
-    machine.handle(v.WorkerReady(0, generation))
-    return machine.handle(v.WorkerDied(0, generation, v.Death(at, sample, **how)))
+    generation = player.generation(0)
+    player.handle(v.WorkerReady(0, generation))
+    return player.handle(died(0, generation, at, sample, **how))
 
 
-OUTSIDE = {"perhaps_from_outside": True}
-MEMORY = {"perhaps_from_outside": True, "memory": True}
+OUTSIDE = {"outside": True}
+MEMORY = {"outside": True, "memory": True}
 
 
 def items(actions: list[v.Action]) -> list[v.Item]:
@@ -194,9 +194,9 @@ def items(actions: list[v.Action]) -> list[v.Item]:
 
 
 def test_after_a_crash_the_sample_is_tried_alone_before_the_batch() -> None:
-    machine = make()
-    start(machine, 2)
-    trial, first, second = items(die(machine, (0, 3)))
+    player = make()
+    start(player, 2)
+    trial, first, second = items(die(player, (0, 3)))
     assert isinstance(trial, v.Trial)
     assert (trial.task.number, trial.sample) == (0, 3)
     assert isinstance(first, v.Task)
@@ -204,84 +204,84 @@ def test_after_a_crash_the_sample_is_tried_alone_before_the_batch() -> None:
 
 
 def test_one_that_crashes_alone_too_is_left_out_and_the_batch_redone() -> None:
-    machine = make()
-    start(machine)
-    die(machine, (0, 3))
-    convict, *rest = die(machine, (0, 3))
+    player = make()
+    start(player)
+    die(player, (0, 3))
+    convict, *rest = die(player, (0, 3))
     assert isinstance(convict, v.Convict)
     assert (convict.task.number, convict.sample, len(convict.deaths)) == (0, 3, 2)
     assert [type(one) for one in items(rest)] == [v.Task]
 
 
 def test_a_kill_for_memory_must_happen_twice_alone() -> None:
-    machine = make()
-    start(machine)
-    assert [type(one) for one in items(die(machine, (0, 3), **MEMORY))] == [v.Trial, v.Task]
-    assert [type(one) for one in items(die(machine, (0, 3), **MEMORY))] == [v.Trial, v.Task]
-    assert isinstance(die(machine, (0, 3), **MEMORY)[0], v.Convict)
+    player = make()
+    start(player)
+    assert [type(one) for one in items(die(player, (0, 3), **MEMORY))] == [v.Trial, v.Task]
+    assert [type(one) for one in items(die(player, (0, 3), **MEMORY))] == [v.Trial, v.Task]
+    assert isinstance(die(player, (0, 3), **MEMORY)[0], v.Convict)
 
 
 def test_a_kill_that_nothing_explains_convicts_after_pauses_in_the_same_instant_only() -> None:
-    machine = make()
-    start(machine)
-    assert [type(one) for one in items(die(machine, (0, 3), **OUTSIDE))] == [v.Task]
+    player = make()
+    start(player)
+    assert [type(one) for one in items(die(player, (0, 3), **OUTSIDE))] == [v.Task]
     pauses = []
-    actions = die(machine, (0, 3), **OUTSIDE)
+    actions = die(player, (0, 3), **OUTSIDE)
     for after in (0.01, 0.01, 2.5, 0.01, 0.01):  # one of them late
         trial = items(actions)[0]
         assert isinstance(trial, v.Trial)
         pauses.append(trial.pause)
-        actions = die(machine, (0, 3), after=after, **OUTSIDE)
+        actions = die(player, (0, 3), after=after, **OUTSIDE)
         assert not [one for one in actions if isinstance(one, v.Convict)]
     assert len(set(pauses)) == len(pauses)
-    assert min(pauses) >= m.CLOSE * 0.01
+    assert min(pauses) >= r.CLOSE * 0.01
 
 
 def test_who_is_killed_while_it_waits_is_not_suspected_any_more() -> None:
-    machine = make()
-    start(machine)
-    die(machine, (0, 3), **OUTSIDE)
-    assert isinstance(items(die(machine, (0, 3), **OUTSIDE))[0], v.Trial)
-    assert [type(one) for one in items(die(machine, None, **OUTSIDE))] == [v.Task]
-    assert [type(one) for one in items(die(machine, (0, 3), **OUTSIDE))] == [v.Task]
+    player = make()
+    start(player)
+    die(player, (0, 3), **OUTSIDE)
+    assert isinstance(items(die(player, (0, 3), **OUTSIDE))[0], v.Trial)
+    assert [type(one) for one in items(die(player, None, **OUTSIDE))] == [v.Task]
+    assert [type(one) for one in items(die(player, (0, 3), **OUTSIDE))] == [v.Task]
 
 
 def test_a_trial_for_a_crash_survives_kills_from_outside() -> None:
-    machine = make()
-    start(machine)
-    die(machine, (0, 3))
-    trial = items(die(machine, None, **OUTSIDE))[0]
+    player = make()
+    start(player)
+    die(player, (0, 3))
+    trial = items(die(player, None, **OUTSIDE))[0]
     assert isinstance(trial, v.Trial)
     assert trial.pause == 0
-    assert isinstance(items(die(machine, (0, 3), after=0.0, **OUTSIDE))[0], v.Trial)
-    assert isinstance(die(machine, (0, 3))[0], v.Convict)
+    assert isinstance(items(die(player, (0, 3), after=0.0, **OUTSIDE))[0], v.Trial)
+    assert isinstance(die(player, (0, 3))[0], v.Convict)
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])
 def test_one_that_was_too_slow_has_as_long_in_its_batch_as_it_had_alone(leaves_out: bool) -> None:
-    machine = make(leaves_out=leaves_out)
-    start(machine)
-    machine.handle(v.WorkerStalled(0, 0, 1.0))
-    assert isinstance(items(die(machine, (0, 3)))[0], v.Trial)
-    assert machine.patience(0, 1.0) == 2.0
-    machine.handle(v.WorkerReady(0, machine.generation(0)))
-    machine.handle(v.Survived(0, machine.generation(0)))
-    assert machine.patience(0, 1.0) == 2.0
-    machine.handle(v.BatchReady(0, machine.generation(0), 0, "zero"))
-    assert machine.patience(0, 1.0) == 1.0
+    player = make(leaves_out=leaves_out)
+    start(player)
+    player.handle(v.WorkerStalled(0, 0, 1.0))
+    assert isinstance(items(die(player, (0, 3)))[0], v.Trial)
+    assert player.patience(0) == 2
+    player.handle(v.WorkerReady(0, player.generation(0)))
+    player.handle(v.Survived(0, player.generation(0)))
+    assert player.patience(0) == 2
+    player.handle(v.BatchReady(0, player.generation(0), 0, "zero"))
+    assert player.patience(0) == 1
 
 
 @pytest.mark.parametrize(("facts", "needed"), [({}, 2), (MEMORY, 3)])
 def test_without_a_policy_it_is_tried_alone_too_and_then_its_batch_is_given_up(
     facts: dict[str, bool], needed: int
 ) -> None:
-    machine = make(leaves_out=False)
-    start(machine, 2)
+    player = make(leaves_out=False)
+    start(player, 2)
     for _ in range(needed - 1):
-        assert isinstance(items(die(machine, (0, 3), **facts))[0], v.Trial)
-        assert machine.take() is None
-    assert [one.number for one in items(die(machine, (0, 3), **facts))] == [1]
-    delivery = machine.take()
+        assert isinstance(items(die(player, (0, 3), **facts))[0], v.Trial)
+        assert player.take() is None
+    assert [one.number for one in items(die(player, (0, 3), **facts))] == [1]
+    delivery = player.take()
     assert isinstance(delivery, v.Delivery)
     assert isinstance(delivery.result, v.Poisoned)
     assert (delivery.result.position, len(delivery.result.deaths)) == (3, needed)
@@ -289,112 +289,112 @@ def test_without_a_policy_it_is_tried_alone_too_and_then_its_batch_is_given_up(
 
 
 def test_without_a_policy_a_batch_that_is_loaded_at_once_is_tried_as_a_whole() -> None:
-    machine = make(leaves_out=False)
-    start(machine)
-    trial = items(die(machine, (0, None)))[0]
+    player = make(leaves_out=False)
+    start(player)
+    trial = items(die(player, (0, None)))[0]
     assert isinstance(trial, v.Trial)
     assert trial.sample is None
-    die(machine, (0, None))
-    delivery = machine.take()
+    die(player, (0, None))
+    delivery = player.take()
     assert isinstance(delivery, v.Delivery)
     assert isinstance(delivery.result, v.Poisoned)
 
 
 def test_an_acquitted_one_may_be_tried_again_but_not_for_ever() -> None:
-    machine = make()
-    start(machine)
-    for _ in range(m.ACQUITTALS):
-        assert isinstance(items(die(machine, (0, 1)))[0], v.Trial)
-        machine.handle(v.WorkerReady(0, machine.generation(0)))
-        machine.handle(v.Survived(0, machine.generation(0)))
-    die(machine, (0, 1))
-    die(machine, (0, 1))
-    delivery = machine.take()
+    player = make()
+    start(player)
+    for _ in range(r.ACQUITTALS):
+        assert isinstance(items(die(player, (0, 1)))[0], v.Trial)
+        player.handle(v.WorkerReady(0, player.generation(0)))
+        player.handle(v.Survived(0, player.generation(0)))
+    die(player, (0, 1))
+    die(player, (0, 1))
+    delivery = player.take()
     assert isinstance(delivery, v.Delivery)
     assert isinstance(delivery.result, v.Poisoned)
-    assert delivery.result.acquittals == m.ACQUITTALS
+    assert delivery.result.acquittals == r.ACQUITTALS
 
 
 @pytest.mark.parametrize(("facts", "deaths"), [({}, 2), (MEMORY, 3)])
 def test_deaths_that_convict_do_not_use_up_the_restarts(
     facts: dict[str, bool], deaths: int
 ) -> None:
-    machine = make(restarts=v.RestartPolicy(1, 1000.0))
-    start(machine)
+    player = make(restarts=v.RestartPolicy(1, 1000.0))
+    start(player)
     for sample in range(50):
         for _ in range(deaths):
-            die(machine, (0, sample), **facts)
-    assert machine.failure is None
+            die(player, (0, sample), **facts)
+    assert player.failure is None
 
 
 def test_kills_that_nothing_explains_count_at_once_and_no_more_once_they_convict() -> None:
-    machine = make(restarts=v.RestartPolicy(5, 1000.0))
-    start(machine)
+    player = make(restarts=v.RestartPolicy(5, 1000.0))
+    start(player)
     for sample in range(20):
         for number in range(5):
-            assert len(machine.restarted) == number
-            die(machine, (0, sample), at=sample * 10.0 + number, after=0.001, **OUTSIDE)
-    assert machine.failure is None
+            assert len(player.machine.restarts.counted) == number
+            die(player, (0, sample), at=sample * 10.0 + number, after=0.001, **OUTSIDE)
+    assert player.failure is None
 
 
 def test_deaths_that_have_expired_do_not_count_after_an_acquittal() -> None:
     """They are counted when it is over; by then others may have come before them in the books."""
-    machine = make(workers=2, restarts=v.RestartPolicy(2, 10.0))
-    machine.begin()
-    machine.draw(0)
-    machine.draw(1)
+    player = make(workers=2, restarts=v.RestartPolicy(2, 10.0))
+    player.begin()
+    player.draw(0)
+    player.draw(1)
     for worker in range(2):
-        machine.handle(v.WorkerReady(worker, 0))
-    machine.handle(v.WorkerDied(0, 0, v.Death(0.0, (0, 1))))  # on trial, and not counted
-    machine.handle(v.WorkerDied(1, 0, v.Death(9.0)))
-    machine.handle(v.WorkerReady(0, 1))
-    machine.handle(v.Survived(0, 1))
-    assert len(machine.restarted) == 2
-    machine.handle(v.WorkerReady(1, 1))
-    machine.handle(v.WorkerDied(1, 1, v.Death(12.0)))  # the first was 12 s ago
-    assert machine.failure is None
-    assert len(machine.restarted) == 2
+        player.handle(v.WorkerReady(worker, 0))
+    player.handle(died(0, 0, 0.0, (0, 1)))  # on trial, and not counted
+    player.handle(died(1, 0, 9.0))
+    player.handle(v.WorkerReady(0, 1))
+    player.handle(v.Survived(0, 1))
+    assert len(player.machine.restarts.counted) == 2
+    player.handle(v.WorkerReady(1, 1))
+    player.handle(died(1, 1, 12.0))  # the first was 12 s ago
+    assert player.failure is None
+    assert len(player.machine.restarts.counted) == 2
 
 
 def test_deaths_of_the_acquitted_do() -> None:
-    machine = make(restarts=v.RestartPolicy(1, 1000.0))
-    start(machine)
-    die(machine, (0, 1))
-    machine.handle(v.WorkerReady(0, machine.generation(0)))
-    machine.handle(v.Survived(0, machine.generation(0)))
-    die(machine, None)
-    assert machine.failure is not None
-    assert machine.failure.reason == "restart-limit"
+    player = make(restarts=v.RestartPolicy(1, 1000.0))
+    start(player)
+    die(player, (0, 1))
+    player.handle(v.WorkerReady(0, player.generation(0)))
+    player.handle(v.Survived(0, player.generation(0)))
+    die(player, None)
+    assert player.failure is not None
+    assert player.failure.reason == "restart-limit"
 
 
 def test_a_batch_loaded_as_a_whole_is_taken_apart_before_anybody_is_blamed() -> None:
-    machine = make()
-    start(machine)
-    separate, *rest = die(machine, (0, None))
+    player = make()
+    start(player)
+    separate, *rest = die(player, (0, None))
     assert isinstance(separate, v.Separate)
     assert [type(one) for one in items(rest)] == [v.Task]
-    assert isinstance(items(die(machine, (0, 2)))[0], v.Trial)
+    assert isinstance(items(die(player, (0, 2)))[0], v.Trial)
 
 
 @pytest.mark.parametrize(("facts", "needed"), [({}, 2), (MEMORY, 3), (OUTSIDE, None)])
 def test_in_a_stream_kills_that_nothing_explains_count_as_restarts_and_as_nothing_else(
     facts: dict[str, bool], needed: int | None
 ) -> None:
-    machine = make(iterable=True)
-    start(machine)
+    player = make(iterable=True)
+    start(player)
     for _ in range(1, needed or 50):
-        assert [type(one) for one in items(die(machine, (0, 0), **facts))] == [v.Task]
-        assert machine.take() is None
-    die(machine, (0, 0), **facts)
-    delivery = machine.take()
+        assert [type(one) for one in items(die(player, (0, 0), **facts))] == [v.Task]
+        assert player.take() is None
+    die(player, (0, 0), **facts)
+    delivery = player.take()
     assert isinstance(delivery, v.Delivery) == (needed is not None)
 
 
 def test_nobody_is_tried_in_a_stream() -> None:
-    machine = make(iterable=True)
-    start(machine)
-    assert [type(one) for one in items(die(machine, (0, 0)))] == [v.Task]
-    die(machine, (0, 0))
-    delivery = machine.take()
+    player = make(iterable=True)
+    start(player)
+    assert [type(one) for one in items(die(player, (0, 0)))] == [v.Task]
+    die(player, (0, 0))
+    delivery = player.take()
     assert isinstance(delivery, v.Delivery)
     assert isinstance(delivery.result, v.Poisoned)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine import machine as m
 from holdfast.engine import vocabulary as v
 from holdfast.engine.continuation import (
     PROBE,
@@ -21,6 +20,8 @@ from holdfast.engine.continuation import (
     choose,
 )
 from holdfast.engine.fingerprint import NO_BATCH
+from holdfast.engine.seats import SeatState
+from tests.engine.playing import Player, died
 
 ENDED = object()
 
@@ -112,80 +113,80 @@ def test_a_stream_is_lost_only_where_its_number_of_batches_is(finding: Finding, 
 # -- the machine ----------------------------------------------------------------------------
 
 
-def running(**options: Any) -> m.Machine:
-    options.setdefault("restarts", v.RestartPolicy(None, 60.0))
-    machine = m.Machine(workers=2, prefetch=2, iterable=True, **options)
-    machine.begin()
+def running(**options: Any) -> Player:
+    player = Player(2, 2, iterable=True, **options)
+    player.begin()
     for worker in range(2):
-        machine.handle(v.WorkerReady(worker, 0))
-    while machine.draws_due > 0:
-        machine.draw(None)
+        player.handle(v.WorkerReady(worker, 0))
+    while player.due > 0:
+        player.draw(None)
     for worker in range(2):
-        machine.handle(v.BatchReady(worker, 0, worker, "batch", 1))
-    return machine
+        player.handle(v.BatchReady(worker, 0, worker, "batch", 1))
+    return player
 
 
-def death(worker: int, generation: int = 0) -> v.WorkerDied:
-    return v.WorkerDied(worker, generation, v.Death(1.0, perhaps_from_outside=True))
+def death(worker: int, generation: int = 0) -> v.WorkerExited:
+    return died(worker, generation, 1.0, outside=True)
 
 
 def test_one_that_went_astray_is_followed_by_another_and_counts_for_nothing() -> None:
-    machine = running(restarts=v.RestartPolicy(1, 60.0))
-    (start, *asked) = machine.handle(death(0))
+    player = running(restarts=v.RestartPolicy(1, 60.0))
+    (start, *asked) = player.handle(death(0))
     assert isinstance(start, v.Start)
     assert start.unfit == frozenset()
-    assert machine.handle(v.WentAstray(0, 1, 2.0, frozenset({STATE}))) == []
-    assert machine.leaving(0)
-    (again, *asked_again) = machine.handle(death(0, 1))
+    assert player.handle(v.WentAstray(0, 1, 2.0, frozenset({STATE}))) == []
+    assert player.state(0) is SeatState.LEAVING
+    (again, *asked_again) = player.handle(death(0, 1))
     assert isinstance(again, v.Start)
     assert again.unfit == {STATE}
     assert asked_again == asked, "for what the first was asked for"
-    assert machine.failure is None
-    assert not machine.leaving(0)
-    (other, *_) = machine.handle(death(1)) or [None]
+    assert player.failure is None
+    assert player.forgotten == [v.Forget(0, recycled=False)]
+    (other, *_) = player.handle(death(1)) or [None]
     assert other is None, "one death is allowed, and this is the second"
-    assert machine.failure is not None
+    assert player.failure is not None
 
 
 def test_what_one_has_learned_holds_for_all() -> None:
-    machine = running()
-    machine.handle(death(0))
-    machine.handle(v.WentAstray(0, 1, 2.0, frozenset({STATE})))
-    (start, *_) = machine.handle(death(1))
+    player = running()
+    player.handle(death(0))
+    player.handle(v.WentAstray(0, 1, 2.0, frozenset({STATE})))
+    (start, *_) = player.handle(death(1))
     assert isinstance(start, v.Start)
     assert start.unfit == {STATE}
 
 
 def test_a_lost_stream_ends_the_run_where_its_next_batch_would_have_been() -> None:
-    machine = running()
-    machine.handle(death(0))
-    machine.handle(v.StreamLost(0, 1, 2.0, "it is shorter"))
-    assert machine.handle(death(0, 1)) == []
-    assert isinstance(machine.take(), v.Delivery)
-    assert isinstance(machine.take(), v.Delivery)
-    assert machine.take() == v.GaveUp("stream", 0, (), "it is shorter")
+    player = running()
+    player.handle(death(0))
+    player.handle(v.StreamLost(0, 1, 2.0, "it is shorter"))
+    assert player.handle(death(0, 1)) == []
+    assert isinstance(player.take(), v.Delivery)
+    assert isinstance(player.take(), v.Delivery)
+    assert player.take() == v.GaveUp("stream", 0, (), "it is shorter")
 
 
 def test_where_deaths_are_to_raise_none_is_replaced() -> None:
-    machine = running(recovery="raise")
-    assert machine.handle(death(0)) == []
-    assert machine.failure is not None
-    assert machine.failure.reason == "stream"
+    player = running(recovery="raise")
+    assert player.handle(death(0)) == []
+    assert player.failure is not None
+    assert player.failure.reason == "stream"
 
 
 def test_one_that_is_too_large_goes_only_when_that_was_tried() -> None:
-    machine = running()
-    (tried,) = machine.handle(v.WorkerGrown(0, 0))
+    player = running()
+    (tried,) = player.handle(v.WorkerGrown(0, 0))
     assert tried == v.Rehearse(0, 0, 1, 0, 1, False, frozenset())
-    assert machine.handle(v.WorkerGrown(0, 0)) == [], "it is being tried"
-    assert machine.handle(v.Rehearsed(0, 0, None, unfit=frozenset({STATE}))) == [v.Ask(0, 0)]
-    (tried,) = machine.handle(v.WorkerGrown(0, 0))
+    assert player.handle(v.WorkerGrown(0, 0)) == [], "it is being tried"
+    assert player.handle(v.Rehearsed(0, 0, None, unfit=frozenset({STATE}))) == [v.Ask(0, 0)]
+    (tried,) = player.handle(v.WorkerGrown(0, 0))
     assert isinstance(tried, v.Rehearse)
     assert tried.unfit == {STATE}
-    assert machine.handle(v.Rehearsed(0, 0, True)) == [v.Retire(0, 0)]
-    machine.handle(v.WorkerRetired(0, 0, 3.0))
-    (start, *_) = machine.handle(death(0))
+    assert player.handle(v.Rehearsed(0, 0, True)) == [v.Retire(0, 0)]
+    player.handle(v.WorkerRetired(0, 0, 3.0))
+    (start, *_) = player.handle(death(0))
     assert isinstance(start, v.Start)
+    assert player.forgotten == [v.Forget(0, recycled=True)]
 
 
 @pytest.mark.parametrize(
@@ -195,31 +196,32 @@ def test_one_that_is_too_large_goes_only_when_that_was_tried() -> None:
 def test_one_that_is_too_large_stays_where_nothing_is_won_or_something_lost(
     exact: bool | None, pays: bool, for_good: bool
 ) -> None:
-    machine = running()
-    machine.handle(v.WorkerGrown(0, 0))
-    assert machine.handle(v.Rehearsed(0, 0, exact, pays)) == [v.Stay(0, 0, for_good)]
-    assert machine.recycles is not for_good
-    (action,) = machine.handle(v.WorkerGrown(1, 0))
+    player = running()
+    player.handle(v.WorkerGrown(0, 0))
+    outcome = v.Rehearsed(0, 0, exact, pays)
+    assert player.handle(outcome) == [v.Stay(0, 0, for_good, outcome)]
+    assert player.machine.recycles is not for_good
+    (action,) = player.handle(v.WorkerGrown(1, 0))
     assert isinstance(action, v.Stay if for_good else v.Rehearse)
 
 
 def test_what_was_tried_for_one_that_died_meanwhile_is_forgotten() -> None:
-    machine = running()
-    machine.handle(v.WorkerGrown(0, 0))
-    machine.handle(death(0))
-    assert machine.handle(v.Rehearsed(0, 0, True)) == []
-    assert machine.handle(v.Rehearsed(0, 1, True)) == []
+    player = running()
+    player.handle(v.WorkerGrown(0, 0))
+    player.handle(death(0))
+    assert player.handle(v.Rehearsed(0, 0, True)) == []
+    assert player.handle(v.Rehearsed(0, 1, True)) == []
 
 
 def test_a_second_one_that_finds_the_same_way_unfit_is_asked_again_too() -> None:
     """Both had been tried at the same time: what the first has found is no answer to the second."""
-    machine = running()
+    player = running()
     for worker in (0, 1):
-        machine.handle(v.WorkerGrown(worker, 0))
+        player.handle(v.WorkerGrown(worker, 0))
     for worker in (0, 1):
         found = v.Rehearsed(worker, 0, None, unfit=frozenset({STATE}))
-        assert machine.handle(found) == [v.Ask(worker, 0)]
+        assert player.handle(found) == [v.Ask(worker, 0)]
     for worker in (0, 1):
-        (tried,) = machine.handle(v.WorkerGrown(worker, 0))
+        (tried,) = player.handle(v.WorkerGrown(worker, 0))
         assert isinstance(tried, v.Rehearse)
         assert tried.unfit == {STATE}

@@ -1,11 +1,16 @@
 """What happens next: every decision of the engine, and nothing else.
 
-The machine has no process, no clock and no file. It is told what happened (events, in the past
-tense) and answers with what is to be done (actions, in the imperative). A driver turns actions into
-system calls and system calls into events; times come in with the events. So every history, however
-unlikely, can be played in a test within microseconds.
+The machine has no process, no clock and no file. It has one door: `handle` is told what happened
+to the consumer or to a worker (events, in the past tense), and answers with what is to be done
+(actions, in the imperative). A driver turns actions into system calls and system calls into events;
+times, sizes and limits come in with the events. So every history, however unlikely, can be played
+in a test within microseconds, and a history that was recorded gives the same actions when it is
+played again.
 
-What it promises (each has a property in ``tests/engine/test_machine.py``):
+The driver carries out all actions of a decision, in their order, before it tells of anything that
+they have caused. So no action is out of date when it is carried out.
+
+What the machine promises (each has a property in ``tests/engine/test_machine.py``):
 
 - every task is delivered exactly once, in order (or, with ``in_order=False``, as it arrives);
 - a worker is given tasks in the order torch would give them, whatever dies in between, because the
@@ -17,29 +22,7 @@ What it promises (each has a property in ``tests/engine/test_machine.py``):
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
   failure is delivered where the first missing batch would have been.
 
-A sample of map-style data that was being loaded when its worker died is put on trial before it is
-blamed: the next process in that seat first loads it alone. If that one dies of it too, the sample
-is convicted: the driver is told to leave it out (`Convict`) and the batch is redone, or, without a
-policy for bad samples, the batch is given up (`Poisoned`). If it lives, the sample is acquitted and
-the batch redone with it. What can be convicted of what:
-
-- A worker that ended by itself (a crash, an exit, a stall, a signal it sent to itself) needs one
-  death in the batch, and one alone.
-- One that was killed (SIGKILL) while memory was short: one, and two alone.
-- One that was killed, and nothing says by whom: two, and then alone three times in a row *in the
-  same instant*. Somebody may be killing workers from outside, at any rate, and then whatever is
-  being loaded dies with them; how often it does so proves nothing. So the worker waits before it
-  loads the sample, for a time drawn at random that is at least `CLOSE` times as long as the sample
-  then takes to kill. A kill that has nothing to do with the sample strikes while the worker waits:
-  that it comes so soon after it, by chance, happens once in `CLOSE` times at most, whatever
-  the rate and the rhythm of the killing. Who is killed while it waits has shown that it needs no
-  sample for that, and the suspicion is dropped.
-
-Everything else counts as a restart and as nothing else. Without a way to tell, nobody is convicted:
-`max_restarts` is what ends such a run. Elements of a stream cannot be loaded alone: there it takes
-two deaths in a row that were its own doing, or three that were that or for memory. With a policy,
-deaths that convict a sample do not count as restarts: how many may be bad is for another limit to
-say.
+`seats` has the states of workers, `restarts` what a death says of a sample and of the next start.
 
 A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
 persistent workers); trials stand between them and leave no trace in what a worker does later.
@@ -47,7 +30,8 @@ persistent workers); trials stand between them and leave no trace in what a work
 Which worker makes a batch is decided when its indices are drawn, and they are drawn when torch
 would draw them: both show in random states. What the budget decides is when a task is *handed* to
 its worker. Until then it waits, in one queue for all, so that the batch the consumer needs next is
-always among those in flight.
+always among those in flight. In flight is what is being made, each counted as large as the largest
+batch so far, and what has arrived and is not unpacked.
 
 A worker that has grown too large says so after an answer and goes (`WorkerRetired`). That is no
 death: nothing is counted, and its successor takes up from the same random state.
@@ -61,126 +45,87 @@ that has grown too large asks (`WorkerGrown`) and goes on meanwhile: first a pro
 tries to take up its stream (`Rehearse`), and only if that was exact, and made a smaller process, it
 is told to go (`Retire`). If it was not, no worker of this pool is replaced for its size any more.
 
-A start that fails because something is short (processes, memory, descriptors) is no death either:
-somebody else may give it back in a moment. It is tried again after a pause, each twice as long as
-the one before up to a limit, while the other workers go on. When that has been so for about half a
-minute, the failure tells of all the tries.
-
-A worker that ends by itself before it is ready, three times in a row, cannot start; nor can one go
-on that ends three times in a row while it catches up with its predecessor. One that is killed from
-outside (SIGKILL) says nothing about whether it could: it is started again, if it was not ready yet
-from the second time on after such pauses too. That counts towards the limit of restarts, and is
-nothing else.
-
-A worker that waits for a lock which was held when it was forked cannot be helped by another from
-the same nursery, and no sample is to blame. After two of them the nursery is made anew (`Renew`),
-from the trainer as it is then. It is not done for ever: the lock may be one that is always held.
-
 Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
+
+What an event costs does not depend on the number of workers, but for the first of an epoch, and for
+replicas that end.
 """
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
+from holdfast.engine import restarts as r
 from holdfast.engine.continuation import Recovery
+from holdfast.engine.seats import Parting, Seat, SeatState
 from holdfast.engine.vocabulary import (
     END,
     Abandon,
     Action,
     Ask,
+    Asked,
     BatchReady,
+    Began,
     Convict,
-    Death,
+    Deliver,
     Delivery,
     Dispatch,
+    Drained,
+    Draw,
+    Drawn,
     Dump,
     End,
+    EpochBegan,
     Event,
+    Exit,
+    Forget,
     GaveUp,
     Item,
     Kill,
+    Outcome,
     Poisoned,
+    Position,
     Rehearse,
     Rehearsed,
     Renew,
     ReplicaEnded,
+    Report,
+    Restart,
     RestartPolicy,
     Resumed,
     Resumption,
     Retire,
-    Separate,
+    RoomChanged,
     Start,
     Stay,
+    Stopped,
     StreamLost,
     Survived,
     Task,
+    TaskState,
     Ticked,
-    Trial,
+    Unpacked,
     WentAstray,
+    WorkerExited,
     WorkerGrown,
     WorkerReady,
+    WorkerRefused,
     WorkerRetired,
     WorkerStalled,
 )
-from holdfast.memory.budget import Share
 
-__all__ = ["ABANDON_AFTER", "FAILED_STARTS", "KILL_AFTER", "Machine"]
+__all__ = ["ABANDON_AFTER", "KILL_AFTER", "BeforeSizesAreKnown", "Machine"]
 
-KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack before SIGKILL
+KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack, or to exit, before SIGKILL
 ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker
-ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
-CLOSE: Final = 40  # a death is telling if the pause before was so many times as long,
-TELLING: Final = 3  # and so many of them in a row convict
-LONGEST_TRIAL: Final = 6  # deaths in one trial that prove nothing, before it is dropped
-FIRST_WAIT: Final = 1.5  # seconds to wait before a sample that may be innocent is loaded alone;
-WIDE: Final = 3 * CLOSE  # from the second time on so many times as long as it took to kill,
-LONGEST_WAIT: Final = 10.0  # but no longer
-REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
-REMEMBERED_STRIKES: Final = 10  # deaths in a row at one sample that are kept
-FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
-INHERITED: Final = 2  # stalls on a lock that was held at the fork, before there is another fork,
-RENEWALS: Final = 3  # and how often that is done
-FIRST_PAUSE: Final = 0.1  # seconds before a start that could not be, or was killed, is tried again
-LONGEST_PAUSE: Final = 5.0
 RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
-TRIES: Final = 12  # such starts in a row after which a seat is given up: 31 s in all
-
-
-@dataclass(slots=True)
-class _Seat:
-    """A worker's place: it keeps its id while the processes in it come and go."""
-
-    id: int
-    generation: int = 0
-    alive: bool = True
-    ready: bool = False
-    ended: bool = False  # takes no more tasks in this epoch
-    exhausted: bool = False  # its replica has nothing more, whichever epoch it is in
-    items: deque[Item] = field(default_factory=deque)
-    answered: int = 0
-    epoch: int = 0
-    passed: int = 0
-    replica: int = 0
-    failed_starts: int = 0  # by itself, since it was last ready,
-    killed_starts: int = 0  # and from outside
-    failed_catching_up: int = 0  # by itself, since it last answered
-    unborn: list[Death] = field(default_factory=list)  # since it was last ready
-    start_at: float | None = None  # when its start is tried again
-    condemned_at: float | None = None
-    killed_at: float | None = None
-    retiring: bool = False
-    leaving: bool = False  # it has not found its way, and another process is to try another
-    rehearsed: bool = False  # it has grown too large, and it is being tried whether it may go
-    stalls: int = 0
-    renewals: int = 0  # of the nursery, before it was started
-    victim: Hashable = None
-    strikes: list[Death] = field(default_factory=list)
+BeforeSizesAreKnown = Literal["one", "one-each", "any"]
+_NONE: Final[tuple[Action, ...]] = ()
+_DRAW_ONE: Final = Draw(1)
+_HELD, _SENT, _DONE = TaskState.HELD, TaskState.SENT, TaskState.DONE
 
 
 class Machine:
@@ -196,355 +141,339 @@ class Machine:
         persistent: bool = False,
         restarts: RestartPolicy,
         leaves_out: bool = False,
-        share: Share | None = None,
         recovery: Recovery = "auto",
+        before_sizes_are_known: BeforeSizesAreKnown = "any",
+        largest: int | None = None,
     ) -> None:
-        """`leaves_out` if there is a policy for bad samples, so that a batch can do without one."""
+        """`leaves_out` if there is a policy for bad samples, so that a batch can do without one;
+        `largest` the size of the largest batch, if that is known from before. Else, until the first
+        has arrived, as many are made at a time as `before_sizes_are_known` says."""
         self.workers = workers
         self.limit = workers * prefetch
         self.in_order = in_order
         self.iterable = iterable
         self.persistent = persistent
-        self.restarts = restarts
-        self.leaves_out = leaves_out and not iterable  # there is no way past one but through it
-        self.share = Share() if share is None else share  # of the memory budget
         self.recovery = recovery  # of streams
         self.recycles = not iterable or recovery != "raise"
         """Whether workers are replaced for their size."""
         self.epoch = 0
         self.failure: GaveUp | None = None
-        self.draws_due = self.limit
-        self.restarted: deque[Death] = deque()
-        self._seats = [_Seat(worker) for worker in range(workers)]
-        self._tasks: dict[int, Task] = {}
+        self.seats: Sequence[Seat] = tuple(Seat(worker) for worker in range(workers))
+        """To be read."""
+        self.restarts = r.Restarts(
+            self.seats,
+            restarts,
+            iterable=iterable,
+            leaves_out=leaves_out and not iterable,  # there is no way past one but through it
+        )
+        self.room: int | None = None
+        self.largest = largest
+        self.peak = 0
+        """Bytes that were in flight at the most."""
+        self._at_first = before_sizes_are_known
+        self._making = 0  # tasks handed out and not answered
+        self._arrived_bytes = 0  # of answers, until they are unpacked or dropped
+        self._unread = 0  # of these: of the batch that the consumer was given last
+        self._prefetch = prefetch
+        self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
         self._arrived: deque[Task] = deque()  # only without order
-        self._waiting: deque[Task | tuple[_Seat, Resumption]] = deque()  # not handed out yet
-        self._unread = 0  # bytes of the batch the consumer has been given and not unpacked
+        self._waiting: deque[Task | tuple[Seat, Resumption]] = deque()  # not handed out yet
+        self._asked = False  # the consumer waits
         self._next_number = 0
         self._next_out = 0
         self._turn = 0
-        self._load = [0] * workers
+        self._load = [0] * workers  # tasks of each that are not delivered
+        self._active = workers  # seats that take tasks in this epoch
+        self._room_each = prefetch  # tasks each of them may have, without order
+        self._open = (1 << workers) - 1  # a bit for each seat that can take a task now
+        self._timed: dict[int, Seat] = {}  # seats with a deadline
         self._drained = False
         self._stopped = False
-        self._dice = random.Random(0)  # for pauses that no rhythm of kills can follow
-        self._inherited = 0  # stalls on a lock that was held at the fork, since the last
-        self._renewals = 0
         self._unfit: frozenset[str] = frozenset()  # ways to take up a stream
+        self._handlers: dict[type, Callable[[Any], Sequence[Action]]] = {
+            Began: self._begin,
+            EpochBegan: self._begin_epoch,
+            Drained: self._drain,
+            RoomChanged: self._change_room,
+            Stopped: self._stop,
+            Ticked: self._tick,
+            WorkerReady: self._worker_ready,
+            ReplicaEnded: self._replica_ended,
+            Resumed: self._resumed,
+            Survived: self._survived,
+            WorkerExited: self._exited,
+            WorkerRefused: self._refused,
+            WorkerRetired: self._retired,
+            WentAstray: self._astray,
+            StreamLost: self._stream_lost,
+            WorkerGrown: self._grown,
+            Rehearsed: self._rehearsed,
+            WorkerStalled: self._stalled,
+        }
 
-    # -- the consumer's side --------------------------------------------------------------
+    # -- the door -------------------------------------------------------------------------
 
-    def begin(self) -> list[Action]:
-        """The first epoch: start all workers."""
-        return [Start(seat.id, 0, 0, 0, 0, False) for seat in self._seats]
+    def handle(self, event: Event) -> Sequence[Action]:
+        """What is to be done about this, in this order."""
+        if self._stopped:
+            return _NONE
+        kind = type(event)
+        actions: Sequence[Action] = _NONE
+        # First those of every batch.
+        if kind is BatchReady:
+            self._batch_ready(event)  # type: ignore[arg-type]
+        elif kind is Asked:
+            self._asked = True
+            self._unpack()
+        elif kind is Drawn:
+            actions = self._draw(event)  # type: ignore[arg-type]
+        elif kind is Unpacked:
+            self._unpack()
+        else:
+            worker = getattr(event, "worker", None)
+            if worker is not None and event.generation != self.seats[worker].generation:  # type: ignore[union-attr]
+                return _NONE  # from a worker we have gone on without
+            actions = self._handlers[kind](event)
+        if self._waiting:
+            actions = [*actions, *self._hand_out()]
+        if self._asked:
+            what = self._take()
+            if what is not None:
+                self._asked = False
+                actions = [*actions, Deliver(what)]
+                if isinstance(what, Delivery):
+                    actions.append(_DRAW_ONE)
+        return actions
 
-    def resume(self, seed: int | None) -> list[Action]:
-        """Another epoch on persistent workers. What is still out is executed and dropped."""
-        self.epoch += 1
-        self.draws_due = self.limit
-        self.share.give(self._unread)
-        self._unread = 0
-        for task in self._tasks.values():
-            if task.done:
-                self._uncount(task)
-        self._tasks.clear()
-        self._arrived.clear()
-        self._next_number = self._next_out = self._turn = 0
-        self._load = [0] * self.workers
-        self._drained = False
-        for seat in self._seats:
-            seat.ended = False
-            self._waiting.append((seat, Resumption(self.epoch, seed)))
-        return self._hand_out()
+    # -- what may be asked ----------------------------------------------------------------
 
     @property
-    def next_number(self) -> int:
-        """The number of the batch that is drawn next."""
-        return self._next_number
-
-    def draw(self, index: Any, keys: Sequence[Any] = (), brief: Any = None) -> list[Action]:
-        """The sampler gave `index`: which worker makes this batch?"""
-        self.draws_due -= 1
-        worker = self._whose_turn()
-        if worker is None:
-            return []
-        task = Task(self._next_number, index, self.epoch, worker, keys=keys, brief=brief)
-        self._tasks[task.number] = task
-        self._next_number += 1
-        self._load[worker] += 1
-        if self._waiting or not self._fits(task):
-            self._waiting.append(task)
-            return []
-        return self._hand(self._seats[worker], task)
-
-    def drained(self) -> None:
-        """The sampler had nothing to give."""
-        self.draws_due -= 1
-        self._drained = True
-
-    def take(self) -> Delivery | End | GaveUp | None:
-        """What the consumer gets now; None if it has to wait."""
-        if self._arrived:
-            return self._deliver(self._arrived.popleft())
-        while self._next_out < self._next_number:
-            task = self._tasks.get(self._next_out)
-            if task is not None:
-                if task.done:
-                    self._next_out += 1
-                    return self._deliver(task)
-                if not self._seats[task.worker].ended:
-                    return self.failure
-                del self._tasks[task.number]  # its replica ended before it
-            self._next_out += 1
-        return END
-
-    def unpacked(self) -> list[Action]:
-        """The consumer has made its batch of what it was given: it is not in flight any more."""
-        unread, self._unread = self._unread, 0
-        self.share.give(unread)
-        return self._hand_out() if self._waiting else []
+    def in_flight(self) -> int:
+        """Bytes: what is being made, and what has arrived and is not unpacked."""
+        return self._making * (self.largest or 1) + self._arrived_bytes
 
     @property
     def held_back(self) -> int:
         """Tasks that wait for memory."""
         return len(self._waiting)
 
-    def relieved(self) -> list[Action]:
-        """There may be more room than there was: somebody else has given some back."""
-        return [] if self._stopped or not self._waiting else self._hand_out()
-
     def awaited(self) -> int | None:
         """The worker that makes the batch the consumer waits for, if it can be told."""
         task = self._tasks.get(self._next_out)
         return None if task is None else task.worker
 
-    def stop(self) -> None:
-        """Nothing that happens from now on has a consequence."""
-        self._stopped = True
-        self.share.close()
-
-    # -- the workers' side ----------------------------------------------------------------
-
-    def handle(self, event: Event) -> list[Action]:
-        if self._stopped:
-            return []
-        actions = self._handle(event)
-        return [*actions, *self._hand_out()] if self._waiting else actions
-
-    def _handle(self, event: Event) -> list[Action]:
-        if isinstance(event, BatchReady):
-            return self._batch_ready(event)
-        if isinstance(event, Ticked):
-            return self._ticked(event.at)
-        seat = self._seats[event.worker]
-        if event.generation != seat.generation:
-            return []  # from a worker we have gone on without
-        if isinstance(event, WorkerReady):
-            seat.ready = True
-            seat.failed_starts = seat.killed_starts = 0
-            seat.unborn.clear()
-        elif isinstance(event, ReplicaEnded):
-            self._replica_ended(seat, event.task)
-        elif isinstance(event, Resumed):
-            self._answered(seat)
-        elif isinstance(event, Survived):
-            self._acquit(seat)
-        elif isinstance(event, WorkerRetired):
-            seat.retiring = True
-            seat.condemned_at, seat.killed_at = event.at, None  # it has a moment to exit by itself
-        elif isinstance(event, WentAstray):
-            self._unfit |= event.unfit
-            self._let_go(seat, event.at)
-        elif isinstance(event, StreamLost):
-            if event.started:
-                self._let_go(seat, event.at)
-            else:
-                seat.alive = False
-            self._lose(seat, event.why)
-        elif isinstance(event, WorkerGrown):
-            return self._grown(seat)
-        elif isinstance(event, Rehearsed):
-            return self._rehearsed(seat, event)
-        elif isinstance(event, WorkerStalled):
-            return self._stalled(seat, event.at)
-        else:
-            return self._died(seat, event.death)
-        return []
-
-    def patience(self, worker: int, stall_timeout: float) -> float:
-        """How long this worker may be silent: longer after a stall on the same batch."""
-        return stall_timeout * (1 << self._seats[worker].stalls)
-
-    def busy(self, worker: int) -> bool:
-        """Whether this worker owes an answer, or its start."""
-        seat = self._seats[worker]
-        return seat.alive and seat.condemned_at is None and (bool(seat.items) or not seat.ready)
-
-    def alive(self, worker: int) -> bool:
-        return self._seats[worker].alive
-
     def generation(self, worker: int) -> int:
-        return self._seats[worker].generation
-
-    def head(self, worker: int) -> Task | None:
-        """The task this worker has to answer next, or of which it has a sample on trial."""
-        items = self._seats[worker].items
-        if items and isinstance(items[0], Trial):
-            return items[0].task
-        return items[0] if items and isinstance(items[0], Task) else None
-
-    def next_seed(self, worker: int) -> int | None:
-        """That of the epoch which this worker is to begin next."""
-        items = self._seats[worker].items
-        return items[0].seed if items and isinstance(items[0], Resumption) else None
-
-    def on_trial(self, worker: int) -> bool:
-        items = self._seats[worker].items
-        return bool(items) and isinstance(items[0], Trial)
-
-    def ready(self, worker: int) -> bool:
-        """Whether this worker has come through its start."""
-        return self._seats[worker].ready
-
-    def condemned(self, worker: int) -> bool:
-        """Whether we have sent this worker a fatal signal ourselves."""
-        return self._seats[worker].condemned_at is not None
-
-    def tries(self, worker: int) -> int:
-        """How often in a row its start has failed for lack of something."""
-        return len(self._seats[worker].unborn)
-
-    def put_off(self, worker: int) -> bool:
-        """Whether its next start waits for its time."""
-        return self._seats[worker].start_at is not None
-
-    def retiring(self, worker: int) -> bool:
-        """Whether this worker has said that it goes, because of its size."""
-        return self._seats[worker].retiring
-
-    def leaving(self, worker: int) -> bool:
-        """Whether this worker has said that it goes, because it has not got to its stream."""
-        return self._seats[worker].leaving
-
-    def up_to_date(self, worker: int) -> bool:
-        """Whether what this worker answers is of the consumer's epoch, and not left over."""
-        return self._seats[worker].epoch == self.epoch
+        return self.seats[worker].generation
 
     def deadline(self) -> float | None:
         """When the machine wants to hear `Ticked` at the latest."""
+        if not self._timed:
+            return None
+        failed = self.failure is not None
         times = [
-            seat.condemned_at + KILL_AFTER
-            if seat.killed_at is None
-            else seat.killed_at + ABANDON_AFTER
-            for seat in self._seats
-            if seat.alive and seat.condemned_at is not None
+            seat.deadline
+            for seat in self._timed.values()
+            if seat.deadline is not None and not (failed and seat.state is SeatState.PAUSED)
         ]
-        if self.failure is None:
-            times += [seat.start_at for seat in self._seats if seat.start_at is not None]
         return min(times, default=None)
 
-    # -- how it is done -------------------------------------------------------------------
+    # -- epochs ---------------------------------------------------------------------------
 
-    def _fits(self, task: Task) -> bool:
-        """Whether there is room for another batch; if so, it is counted from now on."""
-        share = self.share
-        largest = share.largest
-        if largest is None:
-            # How large they are is not known yet: nothing but one to see, or one for each worker
-            # where nobody has set a limit that they might exceed.
-            largest = 1
-            limited = share.budget.total is not None and not share.budget.auto
-            if limited and share.in_flight:
-                return False
-            if share.budget.auto and self._seats[task.worker].items:
-                return False
-        if not share.take(largest):
-            return False
-        task.counted = largest
-        return True
-
-    def _count_anew(self, largest: int) -> None:
-        """Batches are larger than we thought: so may be those that are being made."""
-        for seat in self._seats:
-            for item in seat.items:
-                if isinstance(item, Task):
-                    self.share.became(item.counted, largest)
-                    item.counted = largest
-
-    def _uncount(self, task: Task) -> None:
-        self.share.give(task.counted)
-        task.counted = 0
-
-    def _hand(self, seat: _Seat, item: Task | Resumption) -> list[Action]:
-        seat.items.append(item)
-        if seat.alive:
-            return [Dispatch(seat.id, item)]
-        if isinstance(item, Resumption) or seat.start_at is not None:
-            return []  # nobody is started for that alone, or before its time
-        return self._restart(seat) if self.failure is None else []
-
-    def _hand_out(self) -> list[Action]:
-        actions: list[Action] = []
-        while self._waiting:
-            first = self._waiting[0]
-            if isinstance(first, Task):
-                if not self._fits(first):
-                    break
-                actions += self._hand(self._seats[first.worker], first)
+    def _begin(self, event: Began) -> Sequence[Action]:
+        """The first epoch: start all workers."""
+        draws = self.limit
+        if event.position is not None:
+            draws = self._go_to(event.position)
+        starts: list[Action] = []
+        for seat in self.seats:
+            if self._needed(seat):
+                place = seat.answered, seat.passed, seat.replica, seat.exhausted
+                starts.append(Start(seat.id, 0, *place))
             else:
-                actions += self._hand(*first)
-            self._waiting.popleft()
-        return actions
+                self._become(seat, SeatState.EMPTY)
+        return [*starts, Draw(draws)]
+
+    def _go_to(self, position: Position) -> int:
+        """Begin in the middle of an epoch; how many tasks are drawn first."""
+        self._next_number = self._next_out = position.number
+        self._turn = position.turn
+        draws = self.limit
+        for seat, one in zip(self.seats, position.seats, strict=True):
+            seat.answered, seat.passed, seat.replica = one.answered, one.passed, one.replica
+            if one.ended:
+                seat.exhausted = True
+                self._end_seat(seat)
+                draws -= self._prefetch - 1  # as if it had ended on the way: see `_close_replica`
+        return draws
+
+    def _begin_epoch(self, event: EpochBegan) -> Sequence[Action]:
+        """Another epoch on persistent workers. What is still out is executed and dropped."""
+        self.epoch += 1
+        self._asked = False
+        self._unpack()
+        for task in self._tasks.values():
+            if task.state is _DONE:
+                self._arrived_bytes -= task.nbytes
+        self._tasks.clear()
+        self._arrived.clear()
+        self._next_number = self._next_out = self._turn = 0
+        self._load = [0] * self.workers
+        self._active, self._room_each = self.workers, self._prefetch
+        self._open = (1 << self.workers) - 1
+        self._drained = False
+        for seat in self.seats:
+            seat.ended = False
+            self._waiting.append((seat, Resumption(self.epoch, event.seed)))
+        return [Draw(self.limit)]
+
+    def _stop(self, event: Stopped) -> Sequence[Action]:
+        self._stopped = True
+        self._making = self._arrived_bytes = self._unread = 0
+        self._waiting.clear()
+        self._asked = False
+        return _NONE
+
+    # -- from the sampler to a worker -----------------------------------------------------
+
+    def _draw(self, event: Drawn) -> Sequence[Action]:
+        """Which worker makes this batch?"""
+        worker = self._whose_turn()
+        if worker is None:
+            return _NONE
+        number = self._next_number
+        self._next_number = number + 1
+        task = self._tasks[number] = Task(number, event.index, self.epoch, worker, event.keys)
+        load = self._load[worker] + 1
+        self._load[worker] = load
+        if not self.in_order and load >= self._room_each:
+            self._open &= ~(1 << worker)
+        if self._waiting or not self._fits(task):
+            self._waiting.append(task)
+            return _NONE
+        return self._hand(self.seats[worker], task)
+
+    def _drain(self, event: Drained) -> Sequence[Action]:
+        self._drained = True
+        return _NONE
 
     def _whose_turn(self) -> int | None:
         """torch's rule: the next worker in turn that can take a task."""
-        for _ in range(self.workers):
-            worker = self._turn
-            self._turn = (worker + 1) % self.workers
-            if not self._seats[worker].ended and (self.in_order or self._has_room(worker)):
-                return worker
-        return None
+        able = self._open
+        if not able:
+            return None
+        turn = self._turn
+        later = able >> turn
+        if later & 1:
+            worker = turn
+        elif later:
+            worker = turn + (later & -later).bit_length() - 1
+        else:
+            worker = (able & -able).bit_length() - 1
+        self._turn = worker + 1 if worker + 1 < self.workers else 0
+        return worker
 
-    def _has_room(self, worker: int) -> bool:
-        active = sum(not seat.ended for seat in self._seats)
-        return self._load[worker] < self.limit // active
+    def _end_seat(self, seat: Seat) -> None:
+        """It takes no more tasks in this epoch."""
+        if seat.ended:
+            return
+        seat.ended = True
+        self._active -= 1
+        self._open &= ~(1 << seat.id)
+        each = self.limit // self._active if self._active else 0
+        if each == self._room_each or self.in_order:
+            return
+        self._room_each = each  # not often: it takes as many values as twice the root of the limit
+        for one in self.seats:
+            if not one.ended and self._load[one.id] < each:
+                self._open |= 1 << one.id
 
-    def _deliver(self, task: Task) -> Delivery:
-        self._tasks.pop(task.number, None)
-        self._load[task.worker] -= 1
-        self.draws_due += 1
-        self.share.give(self._unread)
-        self._unread, task.counted = task.counted, 0
-        return Delivery(task, task.result)
+    def _fits(self, task: Task) -> bool:
+        """Whether there is room for another batch."""
+        largest = self.largest
+        if largest is None:
+            # How large they are is not known yet: nothing but one to see, or one for each worker
+            # where no limit was set that they might exceed.
+            largest = 1
+            if self._at_first == "one" and self.in_flight:
+                return False
+            if self._at_first == "one-each" and self.seats[task.worker].items:
+                return False
+        room = self.room
+        if room is None:
+            return True
+        in_flight = self._making * largest + self._arrived_bytes
+        return not in_flight or in_flight + largest <= room
 
-    def _batch_ready(self, event: BatchReady) -> list[Action]:
-        seat = self._seats[event.worker]
+    def _hand(self, seat: Seat, item: Task | Resumption) -> Sequence[Action]:
+        seat.items.append(item)
+        if isinstance(item, Task):
+            item.state = _SENT
+            self._making += 1
+            self._note_peak()
+        if seat.alive:
+            return (Dispatch(seat.id, item),)
+        if isinstance(item, Resumption) or seat.state is SeatState.PAUSED:
+            return _NONE  # no process is started for that alone, or before its time
+        return self._restart(seat) if self.failure is None else _NONE
+
+    def _hand_out(self) -> list[Action]:
+        actions: list[Action] = []
+        waiting = self._waiting
+        while waiting:
+            first = waiting[0]
+            if isinstance(first, Task):
+                if not self._fits(first):
+                    break
+                actions += self._hand(self.seats[first.worker], first)
+            else:
+                actions += self._hand(*first)
+            waiting.popleft()
+        return actions
+
+    def _change_room(self, event: RoomChanged) -> Sequence[Action]:
+        self.room = event.room
+        return _NONE
+
+    def _note_peak(self) -> None:
+        in_flight = self._making * (self.largest or 1) + self._arrived_bytes
+        if in_flight > self.peak:
+            self.peak = in_flight
+
+    # -- from a worker to the consumer ----------------------------------------------------
+
+    def _batch_ready(self, event: BatchReady) -> None:
+        seat = self.seats[event.worker]
         if event.generation != seat.generation:
-            return []
+            return  # from a worker we have gone on without
         task = self._answered(seat)
         _agree(task, event.task)
         assert isinstance(task, Task)
-        nbytes = max(1, event.nbytes or 0)  # what is out counts: "nothing in flight" is to be true
-        self.share.became(task.counted, nbytes)
-        task.counted = nbytes
-        if event.nbytes is not None and self.share.saw(nbytes):
-            self._count_anew(nbytes)
-        self._finish(task, event.result)
-        return []
+        self._making -= 1
+        nbytes = event.nbytes
+        if nbytes is None:
+            nbytes = 1  # what is out counts: "nothing in flight" is to be true
+        else:
+            nbytes = max(1, nbytes)
+            if self.largest is None or nbytes > self.largest:
+                self.largest = nbytes
+        self._finish(task, event.result, nbytes)
+        self._note_peak()
 
-    def _finish(self, task: Task, result: Any) -> None:
+    def _finish(self, task: Task, result: Any, nbytes: int) -> None:
+        task.state = _DONE
         if task.epoch != self.epoch:
-            self._uncount(task)
             return  # left over from an epoch the consumer broke off
-        task.done = True
         task.result = result
+        task.nbytes = nbytes
+        self._arrived_bytes += nbytes
         if not self.in_order:
             self._arrived.append(task)
 
-    def _answered(self, seat: _Seat) -> Item:
+    def _answered(self, seat: Seat) -> Item:
         item = seat.items.popleft()
         seat.answered += 1
         seat.failed_catching_up = 0
-        _absolve(seat)
+        seat.absolve()
         if isinstance(item, Task):
             seat.replica += 1
         else:
@@ -555,310 +484,290 @@ class Machine:
             seat.exhausted = False
         return item
 
-    def _replica_ended(self, seat: _Seat, number: int) -> None:
-        task = self._answered(seat)
-        _agree(task, number)
-        assert isinstance(task, Task)
-        self._uncount(task)
-        self._close_replica(seat)
+    def _resumed(self, event: Resumed) -> Sequence[Action]:
+        self._answered(self.seats[event.worker])
+        return _NONE
 
-    def _close_replica(self, seat: _Seat) -> None:
+    def _replica_ended(self, event: ReplicaEnded) -> Sequence[Action]:
+        seat = self.seats[event.worker]
+        task = self._answered(seat)
+        _agree(task, event.task)
+        self._making -= 1
+        return self._close_replica(seat)
+
+    def _close_replica(self, seat: Seat) -> Sequence[Action]:
         """The worker answers nothing more of what it was given for this epoch."""
         seat.exhausted = True
         while seat.items and isinstance(seat.items[0], Task):
-            dropped = seat.items.popleft()
-            assert isinstance(dropped, Task)
-            self._uncount(dropped)
+            seat.items.popleft()
+            self._making -= 1
         if self._waiting:
             self._waiting = deque(one for one in self._waiting if not _is_of(one, seat))
-        if seat.epoch == self.epoch:
-            seat.ended = True
-            self.draws_due += 1
+        if seat.epoch != self.epoch:
+            return _NONE
+        self._end_seat(seat)
+        return (_DRAW_ONE,)
 
-    def _stalled(self, seat: _Seat, at: float) -> list[Action]:
-        if seat.condemned_at is not None or not seat.alive:
-            return []
-        seat.condemned_at = at
-        seat.killed_at = None
-        return [Dump(seat.id, seat.generation)]
+    def _take(self) -> Delivery | End | GaveUp | None:
+        """What the consumer gets now; None if it has to wait."""
+        if self._arrived:
+            return self._deliver(self._arrived.popleft())
+        while self._next_out < self._next_number:
+            task = self._tasks.get(self._next_out)
+            if task is not None:
+                if task.state is _DONE:
+                    self._next_out += 1
+                    return self._deliver(task)
+                if not self.seats[task.worker].ended:
+                    return self.failure
+                del self._tasks[task.number]  # its replica ended before it
+            self._next_out += 1
+        return END
 
-    def _ticked(self, at: float) -> list[Action]:
-        actions: list[Action] = []
-        for seat in self._seats:
-            if seat.start_at is not None and at >= seat.start_at and self.failure is None:
-                seat.start_at = None
-                actions += self._restart(seat) if self._needed(seat) else []
-            if not seat.alive or seat.condemned_at is None:
-                continue
-            if seat.killed_at is None:
-                if at >= seat.condemned_at + KILL_AFTER:
-                    seat.killed_at = at
-                    actions.append(Kill(seat.id, seat.generation))
-            elif at >= seat.killed_at + ABANDON_AFTER:
-                actions.append(Abandon(seat.id, seat.generation))
-        return actions
+    def _deliver(self, task: Task) -> Delivery:
+        self._tasks.pop(task.number, None)
+        worker = task.worker
+        self._load[worker] -= 1
+        if not self.in_order and self._load[worker] < self._room_each:
+            self._open |= (not self.seats[worker].ended) << worker
+        self._unpack()
+        self._unread = task.nbytes
+        return Delivery(task, task.result)
 
-    def _let_go(self, seat: _Seat, at: float) -> None:
-        seat.leaving = True
-        seat.condemned_at, seat.killed_at = at, None  # it has a moment to exit by itself
+    def _unpack(self) -> None:
+        self._arrived_bytes -= self._unread
+        self._unread = 0
 
-    def _lose(self, seat: _Seat, why: str, *deaths: Death) -> None:
+    # -- workers that come and go ---------------------------------------------------------
+
+    def _become(self, seat: Seat, state: SeatState, deadline: float | None = None) -> None:
+        seat.state = state
+        seat.deadline = deadline
+        if deadline is not None:
+            self._timed[seat.id] = seat
+        elif self._timed:
+            self._timed.pop(seat.id, None)
+
+    def _worker_ready(self, event: WorkerReady) -> Sequence[Action]:
+        seat = self.seats[event.worker]
+        seat.ready = True
+        if seat.state is SeatState.STARTING:
+            self._become(seat, SeatState.RUNNING)
+        seat.failed_starts = seat.killed_starts = 0
+        seat.unborn.clear()
+        return _NONE
+
+    def _survived(self, event: Survived) -> Sequence[Action]:
+        self.restarts.acquit(self.seats[event.worker])
+        return _NONE
+
+    def _refused(self, event: WorkerRefused) -> Sequence[Action]:
+        self.failure = GaveUp("refused", event.worker)
+        return _NONE
+
+    def _retired(self, event: WorkerRetired) -> Sequence[Action]:
+        self._let_go(self.seats[event.worker], Parting.SIZE, event.at)
+        return _NONE
+
+    def _astray(self, event: WentAstray) -> Sequence[Action]:
+        self._unfit |= event.unfit
+        self._let_go(self.seats[event.worker], Parting.WAY, event.at)
+        return _NONE
+
+    def _stream_lost(self, event: StreamLost) -> Sequence[Action]:
+        seat = self.seats[event.worker]
+        if event.started:
+            self._let_go(seat, Parting.WAY, event.at)
+        else:
+            self._become(seat, SeatState.EMPTY)
+        self._lose(seat, event.why)
+        return _NONE
+
+    def _let_go(self, seat: Seat, why: Parting, at: float) -> None:
+        """It has a moment to exit by itself."""
+        if seat.alive:
+            seat.parting = why
+            self._become(seat, SeatState.LEAVING, at + KILL_AFTER)
+
+    def _lose(self, seat: Seat, why: str, *deaths: Exit) -> None:
         if self.failure is None:
             self.failure = GaveUp("stream", seat.id, deaths, why)
 
-    def _grown(self, seat: _Seat) -> list[Action]:
-        if seat.rehearsed or seat.retiring or not seat.alive or seat.condemned_at is not None:
-            return []
+    def _stalled(self, event: WorkerStalled) -> Sequence[Action]:
+        seat = self.seats[event.worker]
+        if not seat.at_work:
+            return _NONE
+        self._become(seat, SeatState.DUMPING, event.at + KILL_AFTER)
+        return (Dump(seat.id, seat.generation),)
+
+    def _tick(self, event: Ticked) -> Sequence[Action]:
+        actions: list[Action] = []
+        for seat in sorted(self._timed.values(), key=lambda one: one.id):
+            if seat.deadline is None or event.at < seat.deadline:
+                continue
+            if seat.state is SeatState.PAUSED:
+                if self.failure is None:
+                    self._become(seat, SeatState.EMPTY)
+                    actions += self._restart(seat) if self._needed(seat) else _NONE
+            elif seat.state is SeatState.KILLING:
+                self._become(seat, SeatState.KILLING)  # once is enough
+                actions.append(Abandon(seat.id, seat.generation))
+            else:
+                self._become(seat, SeatState.KILLING, event.at + ABANDON_AFTER)
+                actions.append(Kill(seat.id, seat.generation))
+        return actions
+
+    # -- workers that are too large -------------------------------------------------------
+
+    def _grown(self, event: WorkerGrown) -> Sequence[Action]:
+        seat = self.seats[event.worker]
+        if seat.rehearsed or not seat.at_work:
+            return _NONE
         if not self.recycles:
-            return [Stay(seat.id, seat.generation, for_good=True)]
+            return (Stay(seat.id, seat.generation, for_good=True),)
         seat.rehearsed = True
         place = seat.answered, seat.passed, seat.replica, seat.exhausted
-        return [Rehearse(seat.id, seat.generation, *place, self._unfit)]
+        return (Rehearse(seat.id, seat.generation, *place, self._unfit),)
 
-    def _rehearsed(self, seat: _Seat, event: Rehearsed) -> list[Action]:
+    def _rehearsed(self, event: Rehearsed) -> Sequence[Action]:
+        seat = self.seats[event.worker]
         if not seat.rehearsed:
-            return []
+            return _NONE
         seat.rehearsed = False
         if event.unfit:  # perhaps another worker has found the same meanwhile
             self._unfit |= event.unfit
-            return [Ask(seat.id, seat.generation)]  # it is further now
+            return (Ask(seat.id, seat.generation),)  # it is further now
         if event.exact and event.pays:
-            return [Retire(seat.id, seat.generation)]
+            return (Retire(seat.id, seat.generation),)
         if event.exact is False:
             self.recycles = False
-        return [Stay(seat.id, seat.generation, for_good=event.exact is False)]
+        return (Stay(seat.id, seat.generation, event.exact is False, event),)
 
-    def _died(self, seat: _Seat, death: Death) -> list[Action]:
-        if seat.retiring or seat.leaving:
-            return self._succeed(seat)
-        was_ready, was_stalled = seat.ready, seat.condemned_at is not None
-        seat.alive = seat.ready = seat.rehearsed = False
-        seat.condemned_at = seat.killed_at = None
-        if was_stalled:
-            seat.stalls += 1
+    # -- deaths ---------------------------------------------------------------------------
+
+    def _exited(self, event: WorkerExited) -> Sequence[Action]:
+        seat, exit = self.seats[event.worker], event.exit
+        if not seat.alive:
+            return _NONE
+        was_ready, head, was_loading = seat.ready, seat.head, r.loading(seat, exit)
+        if seat.parting is not None or exit.renewed:
+            recycled = seat.parting is Parting.SIZE
+            actions = self._succeed(seat)
+            if exit.kind != "unkillable":
+                return [Forget(seat.id, recycled), *actions]
+            outcome = Outcome.NOTHING
+        else:
+            actions, outcome = self._died(seat, exit)
+            if outcome is Outcome.TRIED_AGAIN and seat.tries > 1 and self.failure is None:
+                return actions  # that has been told
+        restart = _restart_of(seat, actions, exit)
+        outcome = self._outcome(seat, outcome, restart, was_ready and head is not None)
+        report = Report(
+            seat.id, exit, event.remains, outcome, restart, was_ready, head, was_loading
+        )
+        return [report, *actions]
+
+    def _outcome(self, seat: Seat, so_far: Outcome, restart: Restart, making: bool) -> Outcome:
+        """What is told of a death, if nothing has told it yet."""
         if self.failure is not None:
-            return []
-        if death.shortage:
-            self._put_off(seat, death)
-            return []
-        reason = self._cannot_go_on(seat, death, was_ready)
+            return Outcome.GAVE_UP
+        if so_far is not Outcome.NOTHING:
+            return so_far
+        if restart is Restart.NO:
+            return Outcome.NOTHING_LEFT
+        if restart is not Restart.LATER and seat.trial is not None:
+            return Outcome.ON_TRIAL
+        if self.iterable:
+            return Outcome.STREAM
+        return Outcome.BATCH_AGAIN if making else Outcome.NOTHING
+
+    def _died(self, seat: Seat, exit: Exit) -> tuple[Sequence[Action], Outcome]:
+        """A death that was not announced: what is done, and, if that is something special, what is
+        to be told of it."""
+        if seat.state in (SeatState.DUMPING, SeatState.KILLING):
+            seat.stalls += 1
+        was_ready = seat.ready
+        self._vacate(seat)
+        outcome = Outcome.NOTHING
+        if self.failure is not None:
+            return _NONE, outcome
+        if exit.shortage:
+            self._put_off(seat, exit)
+            return _NONE, Outcome.TRIED_AGAIN
+        reason = self.restarts.cannot_go_on(seat, exit, was_ready)
         if reason is not None:
-            self.failure = GaveUp(reason, seat.id, (death,))
-            return []
-        first = self._draw_conclusions(seat, death)
-        idle = was_ready and not seat.items
-        if idle and not self.persistent and (seat.ended or self._drained):
-            return []  # it has nothing left to do
+            self.failure = GaveUp(reason, seat.id, (exit,))
+            return _NONE, outcome
+        conclusions, poisoned = self.restarts.conclude(seat, exit)
+        actions: list[Action] = list(conclusions)
+        if poisoned is not None:
+            if poisoned.task.epoch == self.epoch:
+                outcome = Outcome.SAMPLE_GIVEN_UP
+            actions += self._give_up(seat, poisoned)
+        elif any(isinstance(one, Convict) for one in conclusions):
+            outcome = Outcome.LEFT_OUT
+        if was_ready and not self._needed(seat):
+            return actions, outcome  # it has nothing left to do
         if self.iterable and self.recovery == "raise":
-            self._lose(seat, RAISES, death)
-            return []
-        if not self._is_spared(seat, death, first) and not self._may_restart(death):
-            self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
-            return []
+            self._lose(seat, RAISES, exit)
+        elif not self.restarts.may_restart(seat, exit, conclusions):
+            self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarts.counted))
+        if self.failure is not None:
+            return [one for one in actions if isinstance(one, Draw)], outcome
         if not was_ready and seat.killed_starts > 1:
-            seat.start_at = death.at + _pause(seat.killed_starts - 1)
-            return first
-        return [*first, *self._restart(seat)]
+            self._become(seat, SeatState.PAUSED, exit.at + r.pause(seat.killed_starts - 1))
+            return actions, outcome
+        return [*actions, *self._restart(seat)], outcome
 
-    def _cannot_go_on(self, seat: _Seat, death: Death, was_ready: bool) -> str | None:
-        """One more death before it could do anything: why that is enough to give it up, if so."""
-        if death.perhaps_from_outside:
-            seat.killed_starts += not was_ready
-        elif not was_ready:
-            seat.failed_starts += 1
-            if seat.failed_starts >= FAILED_STARTS:
-                return "cannot-start"
-        elif death.catching_up:
-            seat.failed_catching_up += 1
-            if seat.failed_catching_up >= FAILED_STARTS:
-                return "cannot-catch-up"
-        return None
+    def _vacate(self, seat: Seat) -> None:
+        """There is no process any more."""
+        seat.ready = seat.rehearsed = False
+        seat.parting = None
+        self._become(seat, SeatState.EMPTY)
 
-    def _draw_conclusions(self, seat: _Seat, death: Death) -> list[Action]:
-        """What this death says of a sample, or of the nursery."""
-        if death.inherited and seat.renewals < self._renewals:
-            return []  # it came from a nursery that has been replaced since
-        if death.inherited and self._renewals < RENEWALS:
-            self._inherited += 1
-            if self._inherited < INHERITED:
-                return []
-            self._inherited = 0
-            self._renewals += 1
-            for one in self._seats:
-                one.stalls = 0
-            return [Renew()]
-        trial = seat.items[0] if seat.items and isinstance(seat.items[0], Trial) else None
-        if trial is None:
-            return self._strike(seat, death)
-        if death.sample == (trial.task.number, trial.sample):
-            return self._judge(seat, trial, death)
-        if _unproven(death) and all(map(_unproven, trial.before)):
-            self._dismiss(seat, trial)  # it takes no sample to be killed here
-        return []
+    def _succeed(self, seat: Seat) -> Sequence[Action]:
+        """One that was to go is gone; what it left undone is its successor's."""
+        self._vacate(seat)
+        return self._restart(seat) if self.failure is None and self._needed(seat) else _NONE
 
-    def _is_spared(self, seat: _Seat, death: Death, conclusions: list[Action]) -> bool:
-        """Whether this death does not count as a restart: it has convicted a sample that is left
-        out, or may yet do so (and is counted when that sample is acquitted)."""
-        if not self.leaves_out:
-            return False
-        if any(isinstance(one, Convict) for one in conclusions):
-            return True
-        trial = seat.items[0] if seat.items else None
-        on_trial = isinstance(trial, Trial) and (death in trial.before or death in trial.alone)
-        return on_trial and not _unproven(death)
-
-    def _succeed(self, seat: _Seat) -> list[Action]:
-        """One that said it would is gone; what it left undone is its successor's."""
-        seat.alive = seat.ready = seat.retiring = seat.leaving = seat.rehearsed = False
-        seat.condemned_at = seat.killed_at = None
-        return self._restart(seat) if self.failure is None and self._needed(seat) else []
-
-    def _needed(self, seat: _Seat) -> bool:
+    def _needed(self, seat: Seat) -> bool:
         """Whether there is, or may be, something for a worker in this seat to do."""
         return bool(seat.items) or self.persistent or not (seat.ended or self._drained)
 
-    def _put_off(self, seat: _Seat, failed: Death) -> None:
+    def _put_off(self, seat: Seat, failed: Exit) -> None:
         """Try this start again later, or never."""
         seat.unborn.append(failed)
-        tries = len(seat.unborn)
-        if tries >= TRIES:
+        if seat.tries >= r.TRIES:
             self.failure = GaveUp("shortage", seat.id, tuple(seat.unborn))
         else:
-            seat.start_at = failed.at + _pause(tries)
+            self._become(seat, SeatState.PAUSED, failed.at + r.pause(seat.tries))
 
-    def _judge(self, seat: _Seat, trial: Trial, death: Death) -> list[Action]:
-        """A sample has ended its worker alone: guilty, unless that may have come from outside."""
-        trial.alone.append(death)
-        telling = death.after is not None and death.after * CLOSE <= trial.base
-        trial.telling = trial.telling + 1 if telling else 0
-        own = not death.perhaps_from_outside
-        if not own and sum(one.memory for one in trial.alone) < 2 and trial.telling < TELLING:
-            if len(trial.alone) >= LONGEST_TRIAL:
-                self._dismiss(seat, trial)
-            else:
-                self._let_wait(trial)
-            return []
-        seat.items.popleft()
-        _absolve(seat)
-        deaths = (*trial.before, *trial.alone)
-        if not self.leaves_out:
-            self._give_up(seat, trial.task, trial.sample, deaths, len(trial.alone))
-            return []
-        self.restarted = deque(one for one in self.restarted if one not in deaths)
-        assert trial.sample is not None, "taken apart before"
-        return [Convict(seat.id, trial.task, trial.sample, deaths)]
-
-    def _let_wait(self, trial: Trial) -> None:
-        """How long the worker waits before it loads the sample on trial; see the module's text."""
-        if not all(map(_unproven, trial.before)):
-            return  # it is not suspected for having been killed
-        longest = max((one.after or 0.0 for one in trial.alone), default=0.0)
-        trial.base = min(LONGEST_WAIT, max(FIRST_WAIT, WIDE * longest))
-        trial.pause = trial.base * (1 + self._dice.random())
-
-    def _acquit(self, seat: _Seat) -> None:
-        trial = seat.items[0]
-        assert isinstance(trial, Trial), trial
-        trial.task.acquittals += 1
-        self._end_trial(seat, trial)
-
-    def _dismiss(self, seat: _Seat, trial: Trial) -> None:
-        """Nothing can be found out about this sample."""
-        trial.task.dismissals += 1
-        self._end_trial(seat, trial)
-
-    def _end_trial(self, seat: _Seat, trial: Trial) -> None:
-        seat.items.popleft()
-        stalls = seat.stalls
-        _absolve(seat)
-        seat.stalls = stalls  # who has taken long alone will take as long in its batch
-        if self.leaves_out:
-            spared = [one for one in (*trial.before, *trial.alone) if not _unproven(one)]
-            # In the order of time: whatever has expired is looked for at the front.
-            self.restarted = deque(sorted((*self.restarted, *spared), key=lambda one: one.at))
-
-    def _strike(self, seat: _Seat, death: Death) -> list[Action]:
-        """Suspect the sample in flight; try it when there is reason enough to."""
-        head = seat.items[0] if seat.items else None
-        if death.sample is None or not isinstance(head, Task):
-            return []
-        if death.sample[0] != head.number:
-            return []
-        if death.sample != seat.victim:
-            seat.victim = death.sample
-            seat.strikes.clear()
-        seat.strikes.append(death)
-        del seat.strikes[:-REMEMBERED_STRIKES]
-        sample = death.sample[1]
-        unproven = all(map(_unproven, seat.strikes))
-        suspect = len(seat.strikes) >= (2 if unproven else 1)
-        if not self.iterable and head.acquittals + unproven * head.dismissals < ACQUITTALS:
-            if not suspect:
-                return []
-            if self.leaves_out and sample is None and not head.apart:
-                head.apart = True
-                _absolve(seat)
-                return [Separate(head)]
-            if sample is not None or not self.leaves_out:
-                trial = Trial(head, sample, tuple(seat.strikes))
-                self._let_wait(trial)
-                seat.items.appendleft(trial)
-                return []
-        own = sum(not one.perhaps_from_outside for one in seat.strikes)
-        if own >= 2 or own + sum(one.memory for one in seat.strikes) >= 3:
-            self._give_up(seat, head, sample, tuple(seat.strikes))
-        return []
-
-    def _give_up(
-        self,
-        seat: _Seat,
-        task: Task,
-        sample: int | None,
-        deaths: tuple[Death, ...],
-        alone: int = 0,
-    ) -> None:
+    def _give_up(self, seat: Seat, poisoned: Poisoned) -> Sequence[Action]:
         """There is no way to make this batch: say so in its place."""
         self._answered(seat)
-        self._uncount(task)
-        self._finish(task, Poisoned(task, sample, deaths, task.acquittals, alone))
-        if self.iterable:
-            seat.replica -= 1  # it was answered, and not made
-            self._close_replica(seat)  # there is no way past the sample but through it
+        self._making -= 1
+        self._finish(poisoned.task, poisoned, 0)
+        if not self.iterable:
+            return _NONE
+        seat.replica -= 1  # it was answered, and not made
+        return self._close_replica(seat)  # there is no way past the sample but through it
 
-    def _may_restart(self, death: Death) -> bool:
-        self.restarted.append(death)
-        if self.restarts.intensity is None:
-            if len(self.restarted) > REMEMBERED:
-                self.restarted.popleft()
-            return True
-        while self.restarted[0].at < death.at - self.restarts.period:
-            self.restarted.popleft()
-        return len(self.restarted) <= self.restarts.intensity
-
-    def _restart(self, seat: _Seat) -> list[Action]:
+    def _restart(self, seat: Seat) -> list[Action]:
         seat.generation += 1
-        seat.alive = True
-        seat.renewals = self._renewals
+        seat.renewals = self.restarts.renewals
+        self._become(seat, SeatState.STARTING)
         place = seat.answered, seat.passed, seat.replica, seat.exhausted
         start = Start(seat.id, seat.generation, *place, self._unfit, bool(seat.strikes))
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]
 
 
-def _pause(tries: int) -> float:
-    """Seconds after so many starts in a row that came to nothing."""
-    return min(FIRST_PAUSE * (1 << min(tries - 1, 32)), LONGEST_PAUSE)
-
-
-def _unproven(death: Death) -> bool:
-    """Whether somebody outside may have done it, and nothing says anything else."""
-    return death.perhaps_from_outside and not death.memory
-
-
-def _absolve(seat: _Seat) -> None:
-    """What was there when workers died in this seat is not suspected of it any more."""
-    seat.stalls = 0
-    seat.victim = None
-    seat.strikes.clear()
+def _restart_of(seat: Seat, actions: Sequence[Action], exit: Exit) -> Restart:
+    """How the worker that was in this seat is replaced."""
+    if seat.state is SeatState.STARTING:
+        renewed = any(isinstance(one, Renew) for one in actions)
+        return Restart.ANEW if renewed else Restart.NOW
+    later = seat.state is SeatState.PAUSED and not exit.shortage
+    return Restart.LATER if later else Restart.NO
 
 
 def _agree(item: Item, number: int) -> None:
@@ -867,6 +776,6 @@ def _agree(item: Item, number: int) -> None:
         raise RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")
 
 
-def _is_of(item: Task | tuple[_Seat, Resumption], seat: _Seat) -> bool:
+def _is_of(item: Task | tuple[Seat, Resumption], seat: Seat) -> bool:
     """Whether it is a task of the epoch this seat's replica is in."""
     return isinstance(item, Task) and item.worker == seat.id and item.epoch == seat.epoch

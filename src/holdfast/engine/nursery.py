@@ -28,14 +28,9 @@ from typing import Any
 from holdfast import kernel
 from holdfast.engine.nurse import IGNORED, MESSAGE, Nurse, Report, confess, set_signals
 from holdfast.engine.payload import Payload
+from holdfast.engine.vocabulary import SHORTAGES
 
-__all__ = ["SHORTAGES", "Nursery"]
-
-SHORTAGES = frozenset(
-    getattr(errno, name)
-    for name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ENOSPC", "ENOBUFS", "ETOOMANYREFS")
-)
-"""Errors for lack of something that somebody may give back."""
+__all__ = ["Nursery"]
 
 
 class Nursery:

@@ -1,76 +1,121 @@
 """What the machine is told and what it answers: values without behaviour.
 
 Events are in the past tense, actions in the imperative; what travels between them are tasks, and
-what stands where a batch would be. The decisions are in `machine`.
+what stands where a batch would be. The decisions are in `machine` and `restarts`.
+
+Some fields are opaque: the machine takes them from an event and puts them into an action, and never
+looks at them (`BatchReady.result`, `WorkerExited.remains`, `Rehearsed.finding`).
 """
 
 from __future__ import annotations
 
+import enum
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 __all__ = [
+    "ASKED",
+    "DRAINED",
     "END",
+    "SHORTAGES",
+    "STOPPED",
+    "UNPACKED",
     "Abandon",
     "Action",
     "Ask",
+    "Asked",
     "BatchReady",
+    "Began",
     "Convict",
-    "Death",
+    "Deliver",
     "Delivery",
     "Dispatch",
+    "Drained",
+    "Draw",
+    "Drawn",
     "Dump",
     "End",
+    "EpochBegan",
     "Event",
+    "Exit",
+    "Forget",
     "GaveUp",
     "Item",
     "Kill",
+    "Outcome",
     "Poisoned",
+    "Position",
     "Rehearse",
     "Rehearsed",
     "Renew",
     "ReplicaEnded",
+    "Report",
+    "Restart",
     "RestartPolicy",
     "Resumed",
     "Resumption",
     "Retire",
+    "RoomChanged",
+    "SeatPosition",
     "Separate",
     "Start",
     "Stay",
+    "Stopped",
     "StreamLost",
     "Survived",
     "Task",
+    "TaskState",
     "Ticked",
     "Trial",
+    "Unpacked",
     "WentAstray",
-    "WorkerDied",
+    "WorkerExited",
     "WorkerGrown",
     "WorkerReady",
+    "WorkerRefused",
     "WorkerRetired",
     "WorkerStalled",
 ]
+
+SHORTAGES: Final = frozenset(
+    getattr(errno, name)
+    for name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ENOSPC", "ENOBUFS", "ETOOMANYREFS")
+)
+"""Errors for lack of something that may be given back in a moment."""
 
 
 # -- what travels -------------------------------------------------------------------------
 
 
+class TaskState(enum.Enum):
+    """HELD until there is room for its batch, SENT to its worker, DONE when that has answered.
+
+    A task that is asked for again, because its worker died, stays SENT. The result of a task of an
+    epoch that the consumer has left is dropped, and so is a task of a replica that has ended.
+    """
+
+    HELD = enum.auto()
+    SENT = enum.auto()
+    DONE = enum.auto()
+
+
 @dataclass(slots=True)
 class Task:
-    """A batch to be made."""
+    """A batch to be made. Only the machine changes it."""
 
     number: int
     index: Any
     epoch: int
     worker: int
-    done: bool = False
+    keys: Sequence[Any] = ()  # of its samples; for the driver
+    state: TaskState = TaskState.HELD
     result: Any = None
-    keys: Sequence[Any] = ()  # of its samples; for the driver, as the brief is
-    brief: Any = None
+    nbytes: int = 0  # of the result
     acquittals: int = 0  # trials that one of its samples survived,
     dismissals: int = 0  # and trials that could not be held, because of kills from outside
     apart: bool = False  # its samples are loaded one by one, so that they can be told apart
-    counted: int = 0  # bytes of the budget
 
 
 @dataclass(slots=True)
@@ -79,11 +124,11 @@ class Trial:
 
     task: Task
     sample: int | None  # None: all of the batch, if its dataset loads them at once
-    before: tuple[Death, ...]  # the deaths it is suspected of
-    alone: list[Death] = field(default_factory=list)
+    before: tuple[Exit, ...]  # the exits it is suspected of
+    alone: list[Exit] = field(default_factory=list)
     pause: float = 0.0  # seconds the worker waits before it loads it,
     base: float = 0.0  # which are at least these, and less than twice as many
-    telling: int = 0  # deaths in a row that came so soon after the pause that it is no chance
+    telling: int = 0  # exits in a row that came so soon after the pause that it is no chance
 
 
 @dataclass(slots=True)
@@ -114,12 +159,65 @@ END: Final = End()
 
 
 @dataclass(frozen=True, slots=True)
+class Exit:
+    """How a worker's process ended: what is known when the machine has to decide, and no more.
+
+    `signal` is a name. A worker that went with its nursery has neither signal nor exit code.
+    """
+
+    at: float  # monotonic, when we were told
+    kind: str = "exited"  # or "crashed", "killed", "stalled", "unkillable", "start-failed"
+    signal: str | None = None
+    exitcode: int | None = None
+    errno: int | None = None  # of a start that failed
+    renewed: bool = False  # it went because its nursery was replaced, and lived until then
+    with_nursery: bool = False  # it went with its nursery, which died,
+    nursery_killed: bool = False  # killed from outside,
+    nursery: tuple[str, str] = ("", "")  # or as is said here; and its traceback
+    by_itself: bool = False  # it has sent itself the signal it died of
+    memory: bool = False  # memory was short: a counter of the kernel's says so, or its size
+    inherited: bool = False  # it stalled on a lock that was held when it was forked
+    task: int | None = None  # what it was at: the task's number,
+    position: int | None = None  # the sample in it,
+    step: str = "unknown"  # and what was being done with that
+    seconds: float | None = None  # since it had come to this step
+    stack: str = ""
+    grown: int | None = None  # bytes it had at most, beyond those it was born with
+
+    @property
+    def from_outside(self) -> bool:
+        """SIGKILL or SIGTERM, perhaps from another process: the sample may be innocent."""
+        if self.kind != "killed" or self.by_itself:
+            return False
+        return self.signal is not None or self.nursery_killed
+
+    @property
+    def for_memory(self) -> bool:
+        return self.memory and self.from_outside
+
+    @property
+    def unproven(self) -> bool:
+        """Whether it may have come from outside, and nothing says anything else."""
+        return self.from_outside and not self.memory
+
+    @property
+    def shortage(self) -> bool:
+        """Whether it was never born, for lack of something that may come back."""
+        return self.errno in SHORTAGES
+
+    @property
+    def catching_up(self) -> bool:
+        """If it had started: it was on its way to where its predecessor was."""
+        return self.step in ("start-up", "replay")
+
+
+@dataclass(frozen=True, slots=True)
 class Poisoned:
     """Stands in for the result of a task whose sample ended several workers in a row."""
 
     task: Task
     position: int | None
-    deaths: tuple[Death, ...]
+    deaths: tuple[Exit, ...]
     acquittals: int = 0
     alone: int = 0  # of the deaths: when it was loaded alone
 
@@ -128,13 +226,98 @@ class Poisoned:
 class GaveUp:
     """Why no worker is replaced any more."""
 
-    reason: str  # "restart-limit", "cannot-start", "cannot-catch-up", "shortage" or "stream"
+    reason: str
+    """ "restart-limit", "cannot-start", "cannot-catch-up", "shortage", "stream" or "refused"."""
     worker: int
-    deaths: tuple[Death, ...]
+    deaths: tuple[Exit, ...] = ()
     why: str = ""  # of a stream that is not continued
 
 
-# -- events -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SeatPosition:
+    """Where the worker in one seat begins."""
+
+    answered: int = 0  # items in all
+    passed: int = 0  # epochs before this one of which its replica has made something
+    replica: int = 0  # batches of this epoch
+    ended: bool = False  # its replica has nothing more
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two batches of an epoch."""
+
+    number: int  # of the next batch
+    turn: int  # the worker that makes it, or the first after it whose replica has not ended
+    seats: tuple[SeatPosition, ...]
+
+    @classmethod
+    def after(cls, batches: int, workers: int) -> Position:
+        """After so many batches of the first epoch, of map-style data in order."""
+        each, more = divmod(batches, workers)
+        made = [each + (worker < more) for worker in range(workers)]
+        return cls(batches, more, tuple(SeatPosition(one, replica=one) for one in made))
+
+
+# -- events of the consumer ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The first epoch, at its start or at another position."""
+
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegan:
+    """Another epoch on persistent workers."""
+
+    seed: int | None
+
+
+@dataclass(slots=True)
+class Drawn:
+    """The sampler gave `index`."""
+
+    index: Any
+    keys: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The sampler had nothing to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The consumer wants its next batch, and is done with the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """The consumer has made its batch of what it was given: that is not in flight any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomChanged:
+    """So many bytes may be in flight now; None: no limit."""
+
+    room: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing that happens from now on has a consequence."""
+
+
+DRAINED: Final = Drained()
+ASKED: Final = Asked()
+UNPACKED: Final = Unpacked()
+STOPPED: Final = Stopped()
+
+
+# -- events of the workers ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +332,7 @@ class BatchReady:
     generation: int
     task: int
     result: Any
-    nbytes: int | None = None  # None if it is no batch, but says why there is none
+    nbytes: int | None = None  # None for an error result
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,30 +359,26 @@ class Survived:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """What is known of one death that matters for what comes next."""
+class WorkerExited:
+    """The process is gone, or is treated as if it were; all that it had sent has been told."""
 
-    at: float
-    sample: tuple[int, int | None] | None = None  # task number, position: being loaded just then
-    perhaps_from_outside: bool = False  # SIGKILL or SIGTERM: the sample may be innocent
-    memory: bool = False  # but memory was short: a counter of the kernel's says so, or its size
-    after: float | None = None  # seconds since that sample was begun, if that was noted
-    inherited: bool = False  # it stalled on a lock that was held when it was forked
-    catching_up: bool = False  # it had started, and was on its way to where its predecessor was
-    shortage: bool = False  # it was never born, for lack of something that may come back
-    evidence: Any = None  # for the driver; the machine does not look
+    worker: int
+    generation: int
+    exit: Exit
+    remains: Any = None  # for the autopsy
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDied:
+class WorkerRefused:
+    """The worker cannot begin: the main module or the dataset did not load."""
+
     worker: int
     generation: int
-    death: Death
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRetired:
-    """The worker has answered its last item and is about to exit."""
+    """The worker has answered its last item and is about to exit, because of its size."""
 
     worker: int
     generation: int
@@ -245,6 +424,7 @@ class Rehearsed:
     exact: bool | None  # None if it could not be seen: nothing to compare, or it was killed
     pays: bool = True  # that process was smaller
     unfit: frozenset[str] = frozenset()  # another way is to be tried, if there are any
+    finding: Any = None  # in full, for the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +442,21 @@ class Ticked:
 
 
 Event = (
-    WorkerReady
+    Began
+    | EpochBegan
+    | Drawn
+    | Drained
+    | Asked
+    | Unpacked
+    | RoomChanged
+    | Stopped
+    | WorkerReady
     | BatchReady
     | ReplicaEnded
     | Resumed
     | Survived
-    | WorkerDied
+    | WorkerExited
+    | WorkerRefused
     | WorkerRetired
     | WentAstray
     | StreamLost
@@ -278,7 +467,69 @@ Event = (
 )
 
 
-# -- actions ------------------------------------------------------------------------------
+# -- actions for the consumer -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw so many indices from the sampler, in the consumer's thread, when it comes by."""
+
+    count: int
+
+
+@dataclass(slots=True)
+class Deliver:
+    """Give this to the consumer, which has asked."""
+
+    what: Delivery | End | GaveUp
+
+
+class Outcome(enum.Enum):
+    """What follows from a death, beside a replacement."""
+
+    GAVE_UP = enum.auto()  # no worker is replaced any more
+    SAMPLE_GIVEN_UP = enum.auto()  # its batch cannot be made
+    TRIED_AGAIN = enum.auto()  # a start that found no room
+    LEFT_OUT = enum.auto()  # the batch goes on without the sample that ended it
+    ON_TRIAL = enum.auto()  # that sample is loaded alone first
+    NOTHING_LEFT = enum.auto()  # it had nothing left to do
+    STREAM = enum.auto()  # its stream is being taken up
+    BATCH_AGAIN = enum.auto()  # its batch is made again
+    NOTHING = enum.auto()
+
+
+class Restart(enum.Enum):
+    """How a dead worker is replaced."""
+
+    NO = enum.auto()
+    NOW = enum.auto()
+    ANEW = enum.auto()  # by one that is forked from another nursery
+    LATER = enum.auto()  # after a pause
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell of a death, and what was decided about it. The first action of its decision."""
+
+    worker: int
+    exit: Exit
+    remains: Any
+    outcome: Outcome
+    restart: Restart
+    ready: bool  # it had come through its start
+    task: Task | None  # what it had to answer next,
+    loading: bool = False  # of which it was loading a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A worker has gone as it was to: that is no death. Comes before the start of its successor."""
+
+    worker: int
+    recycled: bool  # it went because of its size
+
+
+# -- actions for the workers --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +582,7 @@ class Stay:
     worker: int
     generation: int
     for_good: bool  # no worker of this pool is replaced for its size any more
+    because: Rehearsed | None = None  # None: workers of this pool never are
 
 
 @dataclass(slots=True)
@@ -368,7 +620,7 @@ class Convict:
     worker: int
     task: Task
     sample: int
-    deaths: tuple[Death, ...]
+    deaths: tuple[Exit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +636,11 @@ class Renew:
 
 
 Action = (
-    Start
+    Draw
+    | Deliver
+    | Report
+    | Forget
+    | Start
     | Dispatch
     | Dump
     | Kill
