@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import time
 from pathlib import Path
 
@@ -38,28 +39,50 @@ def test_amounts_in_words(words: str, meant: int | None) -> None:
     assert in_bytes(words) == meant
 
 
-def test_loaders_share_one_budget_and_one_batch_always_passes() -> None:
+def test_loaders_share_one_budget() -> None:
     shared = Budget(100)
     train, val = Share(shared), Share(shared)
-    assert train.take(60)
-    assert train.take(40)
-    assert not train.take(1)
-    assert val.take(500)  # it has nothing else in flight
-    assert not val.take(1)
-    train.give(100)
-    assert not val.take(1)
+    train.in_flight = 60
+    assert (train.room(), val.room()) == (100, 40)
+    val.in_flight = 500  # one batch always passes
+    assert (train.room(), val.room(), shared.in_flight) == (-400, 40, 560)
     val.close()
-    assert train.take(100)
-    assert shared.in_flight == 100
+    assert train.room() == 100
 
 
-def test_what_was_estimated_is_corrected_when_it_is_there() -> None:
-    share = Share(Budget(None))
-    assert share.take(10)
-    share.became(10, 35)
-    assert (share.in_flight, share.largest, share.peak) == (35, None, 35)
-    assert [share.saw(nbytes) for nbytes in (35, 35, 20, 36)] == [True, False, False, True]
-    assert share.largest == 36
+def test_pressure_and_deaths_by_memory_leave_less_room() -> None:
+    share, other = Share(shared := Budget(100)), Share(shared)
+    other.in_flight, share.cap = 10, 70
+    assert share.room() == 60
+    share.alone = True
+    assert share.room() == 0, "one at a time"
+    without = Share(Budget(None))
+    without.cap, without.alone = 70, True
+    assert without.room() is None
+
+
+def test_two_pools_never_take_the_last_room_both() -> None:
+    """Each takes what there is, as the driver does: between looking and counting nobody else."""
+    shared = Budget(100)
+    pools = [Share(shared) for _ in range(4)]
+    most, go_on = [0], time.monotonic() + 0.5
+
+    def take(share: Share) -> None:
+        while time.monotonic() < go_on:
+            with shared.taking:
+                room = share.room()
+                assert room is not None
+                time.sleep(0)
+                share.in_flight = max(0, room)
+                most[0] = max(most[0], shared.in_flight)
+            share.in_flight = 0
+
+    threads = [threading.Thread(target=take, args=(one,)) for one in pools]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [100]
 
 
 def test_the_automatic_budget_follows_what_is_free_and_counts_what_it_has_itself() -> None:
@@ -67,7 +90,7 @@ def test_the_automatic_budget_follows_what_is_free_and_counts_what_it_has_itself
     share = Share(auto)
     auto.adapt(10 * GIB, ranks=1)
     assert auto.limit == pytest.approx(10 * GIB * IN_FLIGHT)
-    share.take(GIB)
+    share.in_flight = GIB
     auto.adapt(9 * GIB, ranks=1)
     assert auto.limit == pytest.approx(10 * GIB * IN_FLIGHT)
     auto.adapt(8 * GIB, ranks=4)

@@ -296,14 +296,13 @@ def in_flight(seen: Samples, plan: Plan, machine: Machine, room: Reading) -> Che
 
 def _ordered(budget: Budget, batch: int, plan: Plan, room: Reading) -> int:
     """What our loader would have in flight: as many batches as its budget lets it order."""
-    share = Share(budget, batch)
+    share = Share(budget)
     pressure = Pressure(oom_group=room.oom_group)
     pressure.observe(room.fill, 0.0)
     share.cap = pressure.cap(None if room.free is None else room.free // ranks())
-    for _ in range(plan.num_workers * plan.prefetch_factor):
-        if not share.take(batch):
-            break
-    return share.in_flight
+    room, most = share.room(), plan.num_workers * plan.prefetch_factor
+    share.close()
+    return batch * (most if room is None else min(most, max(1, room // max(1, batch))))
 
 
 @dataclass

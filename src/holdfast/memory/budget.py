@@ -47,7 +47,10 @@ class Budget:
         self.auto = auto
         self.shrunk = 0  # how often a death by memory has halved it
         self._shares: tuple[Share, ...] = ()
-        self._lock = threading.Lock()
+        self._joining = threading.Lock()
+        self.taking = threading.RLock()  # taken again if garbage collection uses another pool
+        """Held from looking how much room there is until what was taken of it is counted: two pools
+        must not both take the last of it."""
 
     @property
     def limit(self) -> int | None:
@@ -74,59 +77,35 @@ class Budget:
         self.shrunk = max(0, self.shrunk - 1)
 
     def join(self, share: Share) -> None:
-        with self._lock:
+        with self._joining:
             self._shares = (*self._shares, share)
 
     def leave(self, share: Share) -> None:
-        with self._lock:
+        with self._joining:
             self._shares = tuple(one for one in self._shares if one is not share)
-
-    def take(self, share: Share, nbytes: int) -> bool:
-        """Count `nbytes` for this share, if they fit."""
-        with self._lock:
-            limit = self.limit if share.in_flight else None
-            if limit is not None:
-                if share.cap is not None:
-                    limit = min(limit, share.cap)
-                if share.alone or self.in_flight + nbytes > limit:
-                    return False
-            share.in_flight += nbytes
-        return True
 
 
 class Share:
-    """What one pool has in flight. Sizes are remembered by the loader, over all its epochs."""
+    """What one pool has in flight, as its machine counts it, and what it may have."""
 
-    def __init__(self, budget: Budget | None = None, largest: int | None = None) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         self.budget = Budget(None) if budget is None else budget
         self.in_flight = 0
-        self.peak = 0
-        self.largest = largest  # the largest batch seen; None before the first
         self.cap: int | None = None  # under pressure: less than the budget
         self.alone = False  # after a death by memory: one batch at a time
         self.budget.join(self)
 
-    def take(self, nbytes: int) -> bool:
-        taken = self.budget.take(self, nbytes)
-        if taken and self.in_flight > self.peak:
-            self.peak = self.in_flight
-        return taken
-
-    def became(self, before: int, nbytes: int) -> None:
-        """What was counted as `before` turned out to be `nbytes`."""
-        self.in_flight += nbytes - before
-        if self.in_flight > self.peak:
-            self.peak = self.in_flight
-
-    def saw(self, nbytes: int) -> bool:
-        """A batch of this size is there; whether none before it was as large."""
-        record = self.largest is None or nbytes > self.largest
-        if record:
-            self.largest = nbytes
-        return record
-
-    def give(self, nbytes: int) -> None:
-        self.in_flight -= nbytes
+    def room(self) -> int | None:
+        """Bytes this pool may have in flight in all; None without a limit. One batch alone always
+        passes."""
+        limit = self.budget.limit
+        if limit is None:
+            return None
+        if self.alone:
+            return 0
+        if self.cap is not None:
+            limit = min(limit, self.cap)
+        return limit - self.budget.in_flight + self.in_flight
 
     def close(self) -> None:
         self.in_flight = 0
