@@ -340,3 +340,19 @@ def test_the_option_is_an_attribute_that_can_be_assigned(monkeypatch: pytest.Mon
     with pytest.raises(StreamLost):
         list(loader)
     loader.close()
+
+
+def test_a_stream_that_cannot_be_taken_up_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Plain(), **TWO, iterable_recovery="state")
+    seen = []
+    with pytest.raises(StreamLost, match="continues a stream from its state only"):
+        seen.extend(batch.tolist() for batch in loader)
+    assert len(seen) == 6
+    (incident,) = loader.incidents
+    assert incident.action == "gave up"
+    assert loader.stats()["restarts"] == 0
+    assert "taken up" not in caplog.text
+    loader.close()

@@ -29,7 +29,8 @@ class Incident:
 
     kind: str
     """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``; or
-    ``recycled``: replaced for its size, if its stream could not be continued exactly then."""
+    ``recycled``, replaced for its size, and ``renewed``, replaced with all others because of a
+    lock that was held when they were forked, if its stream could not be continued exactly then."""
     worker_id: int
     pid: int | None
     signal: str | None
@@ -124,7 +125,7 @@ class Incident:
             known = self.confidence != "low" and self.cause in CATALOGUE
             why = f" (it {CATALOGUE[self.cause].title})" if known else ""
             return f"made no progress{why} and cannot even be killed; the run goes on without it"
-        if self.kind == "recycled":
+        if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
         words = describe_end(self.signal, self.exitcode)
         if self.kind == "stalled":

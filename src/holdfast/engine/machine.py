@@ -652,6 +652,9 @@ class Machine:
         if self.iterable and self.recovery == "raise":
             self._lose(seat, RAISES, death)
             return []
+        if death.no_way and not seat.exhausted:
+            self._lose(seat, death.no_way, death)
+            return []
         if not self._is_spared(seat, death, first) and not self._may_restart(death):
             self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarted))
             return []

@@ -187,6 +187,7 @@ class Death:
     inherited: bool = False  # it stalled on a lock that was held when it was forked
     catching_up: bool = False  # it had started, and was on its way to where its predecessor was
     shortage: bool = False  # it was never born, for lack of something that may come back
+    no_way: str = ""  # why nobody can take up its stream, if something is still to come of it
     evidence: Any = None  # for the driver; the machine does not look
 
 
