@@ -136,8 +136,9 @@ def test_a_death_is_told_what_came_of_it_though_a_hundred_others_came_between() 
     told: list[tuple[Incident, Incident]] = []
     incidents: list[Incident] = []
     nothing: Any = None
+    machine: Any = SimpleNamespace(recovery="auto")
     obituaries = Obituaries(
-        nothing,
+        machine,
         nothing,
         nothing,
         nothing,

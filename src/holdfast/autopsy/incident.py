@@ -74,9 +74,10 @@ class Incident:
     rank: int | None = None
     """In which rank of a distributed run; None in a run of one process."""
     exact: bool | None = None
-    """Of an iterable dataset: whether the stream was shown to go on where it was, with nothing
-    missing and nothing twice. None if that is not known (yet), and for map-style data, where a
-    batch is made again from its own indices."""
+    """Of an iterable dataset: True if what had been delivered came again and was equal (all of it,
+    or, from a state, the last batch), False if it did not; `action` says which. What the stream
+    gives after that is not known to anybody. None if there was nothing to compare (yet), and for
+    map-style data, where a batch is made again from its own indices."""
 
     def __str__(self) -> str:
         return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"

@@ -23,12 +23,13 @@ from typing import Any
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import BlackBoxes, Size
 from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.cause import Remedy
 from holdfast.autopsy.coroner import Body, Coroner
 from holdfast.autopsy.evidence import signal_name
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import vocabulary as v
-from holdfast.engine.continuation import Finding
+from holdfast.engine.continuation import Finding, Recovery
 from holdfast.engine.holdings import Gone
 from holdfast.engine.machine import Machine
 from holdfast.engine.nursery import SHORTAGES
@@ -38,7 +39,7 @@ from holdfast.origin import Origin
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
 
-__all__ = ["Ending", "Obituaries", "Obituary"]
+__all__ = ["Ending", "Obituaries", "Obituary", "remedies", "starts"]
 
 log = logging.getLogger("holdfast")
 
@@ -150,14 +151,17 @@ class _TakenUp:
 
 
 _CAUSE = "stream-not-repeatable"
-_REMEDIES = CATALOGUE[_CAUSE].remedies
+
+
+def remedies(recovery: Recovery) -> tuple[Remedy, ...]:
+    """For a stream that was not continued as it was, without what the user has set already."""
+    found = CATALOGUE[_CAUSE].remedies
+    return tuple(one for one in found if f'iterable_recovery="{recovery}"' not in one.command)
 
 
 def _told(finding: Finding) -> str:
-    """What it has shown, in words for an incident."""
+    """What it has shown, and no more, in words for an incident."""
     words = finding.in_words()
-    if finding.exact:
-        return f"nothing lost: {words}"
     if finding.lost:
         return f"not continued: {words}"
     if finding.exact is False:
@@ -197,6 +201,7 @@ class Obituaries:
         # the other way round. A log handler of the user's may, or ask for incidents in the middle
         # of it: hence the patience, and a lock that its owner may take again.
         self._examining = threading.RLock()
+        self._remedies = remedies(machine.recovery)  # of a stream
         self._of_memory: deque[float] = deque()  # when somebody died of it
 
     def all(self) -> list[Incident]:
@@ -308,6 +313,11 @@ class Obituaries:
         self._filed.append(_TakenUp(worker, pid, finding, time.time(), gone))
 
     @property
+    def recovery(self) -> Recovery:
+        """How streams are to be continued."""
+        return self._machine.recovery
+
+    @property
     def pending(self) -> bool:
         """Whether somebody waits to be examined."""
         return bool(self._filed)
@@ -361,8 +371,8 @@ class Obituaries:
         numbers = {id(death): number for number, (death, _) in enumerate(self._published)}
         for death, old in waiting:
             action = old.action.removesuffix(BEING_TAKEN_UP) + "; " + _told(finding)
-            remedies = old.remedies if finding.exact is not False else (*_REMEDIES, *old.remedies)
-            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=remedies)
+            to_do = old.remedies if finding.exact is not False else (*self._remedies, *old.remedies)
+            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=to_do)
             if id(death) in numbers:
                 self._published[numbers[id(death)]] = (death, new)
             with _not_worth_the_run():
@@ -389,7 +399,7 @@ class Obituaries:
             cause=_CAUSE,
             confidence="high",
             because=(taken.finding.in_words(),),
-            remedies=_REMEDIES,
+            remedies=self._remedies,
             loader=self.origin.loader,
             rank=self.origin.rank,
             exact=False,
@@ -408,7 +418,7 @@ class Obituaries:
             lines = [f"{who}: its stream cannot go on: {finding.in_words()}"]
         if _CAUSE not in self._explained:
             self._explained.add(_CAUSE)
-            for remedy in _REMEDIES:
+            for remedy in self._remedies:
                 lines.append(f"    to do: {remedy.text}")
                 lines += [f"        {line}" for line in remedy.command.splitlines()]
             lines.append(f"    more: holdfast explain {_CAUSE}")
