@@ -142,3 +142,26 @@ def test_a_stream_that_depends_on_the_name_of_its_process_goes_on_in_smaller_wor
         [row[0] for row in batch] for batch in expected[0]
     ]
     assert loader.incidents == []
+
+
+class LacksMemory(ByTime):
+    """Its fourth sample does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, one in enumerate(super().__iter__()):
+            if number == 3:
+                raise MemoryError("for whatever reason")
+            yield one
+
+
+def test_a_sample_that_lacks_memory_in_a_worker_that_has_to_stay_is_named() -> None:
+    """While the worker waits to hear whether it may go, which sample it was is not forgotten."""
+    loader = DataLoader(
+        LacksMemory(), batch_size=2, num_workers=1, collate_fn=and_leak, worker_memory_limit="64MiB"
+    )
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(MemoryError) as caught:
+        next(iterator)
+    loader.close()
+    assert caught.value.holdfast_sample.position == 1  # type: ignore[attr-defined]
