@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections import deque
@@ -89,6 +90,8 @@ class _Runtime:
         self._pools: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
         self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
         self.incidents: deque[Incident] = deque(maxlen=REMEMBERED)
+        # Several iterators may tell of theirs at once; a log handler may ask in the middle of it.
+        self.telling = threading.RLock()
         self.stats = Stats()
         self.ledger = Ledger()
         self.logbook: Logbook | None = None
@@ -162,10 +165,15 @@ class _Runtime:
 
 
 def _note(
-    incidents: deque[Incident], stats: Stats, logbook: Logbook | None, incident: Incident
+    incidents: deque[Incident],
+    telling: threading.RLock,
+    stats: Stats,
+    logbook: Logbook | None,
+    incident: Incident,
 ) -> None:
-    incidents.append(incident)
-    stats.incidents += 1
+    with telling:
+        incidents.append(incident)
+        stats.incidents += 1
     if logbook is not None:
         logbook.incident(incident.to_json())
 
@@ -190,13 +198,19 @@ def _warn_without_proc() -> None:
 
 
 def _amend(
-    incidents: deque[Incident], logbook: Logbook | None, old: Incident, new: Incident, text: str
+    incidents: deque[Incident],
+    telling: threading.RLock,
+    logbook: Logbook | None,
+    old: Incident,
+    new: Incident,
+    text: str,
 ) -> None:
     """More is known of an incident."""
-    for number in range(len(incidents) - 1, -1, -1):
-        if incidents[number] is old:
-            incidents[number] = new
-            break
+    with telling:  # one more would move all of them up by a place, once there are as many as kept
+        for number in range(len(incidents) - 1, -1, -1):
+            if incidents[number] is old:
+                incidents[number] = new
+                break
     if logbook is not None:
         logbook.event(
             TAKEN_UP,
@@ -411,8 +425,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             _warn_without_proc()
         runtime.advise(self.dataset, self.num_workers, origin)
         # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
-        note = functools.partial(_note, runtime.incidents, runtime.stats, logbook)
-        amend = functools.partial(_amend, runtime.incidents, logbook)
+        told = runtime.incidents, runtime.telling
+        note = functools.partial(_note, *told, runtime.stats, logbook)
+        amend = functools.partial(_amend, *told, logbook)
         budget = runtime.budget_for(chosen.memory_budget)
         iterator = ProcessIterator(
             self,

@@ -36,6 +36,7 @@ FAILURES: list[tuple[str, str]] = [
     ("group-oom", "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137"),
     ("group-oom", "kernel: Tasks in /kubepods/pod1/abc are going to be killed due to memory.oom.group set"),
     ("group-oom", '"State": {"Status": "exited", "OOMKilled": true, "ExitCode": 137}'),
+    ("ended-on-request", "    because: SIGKILL was sent because the program asked for it: terminate() or kill() on the loader's process handle"),
     ("killed-from-outside", "earlyoom[722]: sending SIGTERM to process 812 uid 1000 \"python\": badness 900, VmRSS 14000 MiB"),
     ("killed-from-outside", "systemd-oomd[911]: Killed /user.slice/user-1000.slice/session-3.scope due to memory pressure for /user.slice"),
     ("group-sigterm", "Warning  Evicted  2m  kubelet  The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi. Container train was using 31Gi, request is 8Gi."),

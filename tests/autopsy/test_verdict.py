@@ -101,7 +101,7 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("SIGXCPU", died("SIGXCPU"), "cpu-limit", "high"),
     ("SIGALRM", died("SIGALRM"), "stray-signal", "high"),
     ("SIGRTMIN", died("SIGRTMIN"), "stray-signal", "high"),
-    ("the user asked us to", killed(sent_by_us=True, kills=Kills(1, "/g", 1)), "killed-from-outside", "high"),
+    ("the user asked us to", killed(sent_by_us=True, kills=Kills(1, "/g", 1)), "ended-on-request", "high"),
     ("SIGTRAP", died("SIGTRAP"), "macos-trap", "low"),
     # -- told to stop
     ("SIGTERM for all", died("SIGTERM", group_signal="SIGTERM"), "group-sigterm", "high"),

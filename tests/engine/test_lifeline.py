@@ -44,3 +44,31 @@ def test_whoever_comes_too_late_to_be_signalled_leaves_without_a_word(way: str) 
         assert process.communicate(timeout=30) == ("", "")
         assert process.returncode == 0
     lifeline.cut()
+
+
+CLOSED = """
+import os, resource, sys
+for fd in (1, 2):
+    os.close(fd)
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
+{way}
+left = [fd for fd in (1, 2) if os.path.exists(f"/proc/self/fd/{{fd}}")]
+os._exit(10 + len(left))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "limit"),
+    [(ARM, 256), (BY_FUNCTION, 256), (ARM, 3)],
+    ids=["text", "function", "text, and no other number is free"],
+)
+def test_it_is_never_held_by_the_number_of_a_standard_stream(way: str, limit: int) -> None:
+    """What is printed there would go into the pipe, or be refused."""
+    lifeline = Lifeline()
+    text = way.format(fd=lifeline.reading)
+    program = CLOSED.format(way=text, limit=limit)
+    done = subprocess.run(
+        [sys.executable, "-c", program], pass_fds=[lifeline.reading], timeout=60, check=False
+    )
+    lifeline.cut()
+    assert done.returncode == 10

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 import holdfast
 from holdfast.autopsy.coroner import Coroner
+from holdfast.autopsy.incident import Incident
 from holdfast.engine import vocabulary as v
+from holdfast.engine.continuation import Finding
 from holdfast.engine.crew import Crew
+from holdfast.engine.obituaries import REMEMBERED, Obituaries
 from tests.faults.outside import kill_and_see_it_dead
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.timeout(90, method="thread")
 
 SIZE = 60
+
+
+class ByTheProcess(IterableDataset[int]):
+    """In each process another stream, of the same length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (os.getpid() for _ in range(SIZE))
 
 
 def test_a_worker_that_was_killed_just_before_has_died_of_that() -> None:
@@ -100,3 +113,53 @@ def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
         incidents = loader.incidents
     assert seen == list(range(SIZE))
     assert [one.worker_id for one in incidents] == [0, 1, 2]
+
+
+def test_a_stream_that_is_another_afterwards_is_told_with_its_true_reason() -> None:
+    with holdfast.DataLoader(ByTheProcess(), num_workers=2, batch_size=2) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator), next(iterator)]
+        pool = iterator._pool
+        with pool.lock:
+            pool.crew.carry_out([v.Renew()])
+        batches += iterator
+        incidents = loader.incidents
+        assert loader.stats()["recycled"] == 0
+    assert len(batches) == SIZE
+    assert sorted((one.worker_id, one.kind, one.exact) for one in incidents) == [
+        (0, "renewed", False),
+        (1, "renewed", False),
+    ]
+
+
+def test_a_death_is_told_what_came_of_it_though_a_hundred_others_came_between() -> None:
+    told: list[tuple[Incident, Incident]] = []
+    incidents: list[Incident] = []
+    nothing: Any = None
+    machine: Any = SimpleNamespace(recovery="auto")
+    obituaries = Obituaries(
+        machine,
+        nothing,
+        nothing,
+        nothing,
+        incidents.append,
+        on_amended=lambda old, new, text: told.append((old, new)),
+    )
+
+    def die(worker: int, action: str) -> None:
+        incident = Incident(
+            "killed", worker, 1, "SIGKILL", -9, None, None, None, "idle", "", action, 0.0
+        )
+        obituary: Any = SimpleNamespace(death=v.Death(0.0))
+        obituaries._publish(obituary, incident, None)
+
+    die(0, "replaced; its stream is being taken up")
+    for _ in range(REMEMBERED + 1):
+        die(1, "replaced; its stream is being taken up")
+    found = Finding("replay", exact=False, delivered=3, differs=0, different=1)
+    obituaries.taken_up(0, 2, found, "died")
+    obituaries.settle()
+    ((old, new),) = told
+    assert old is incidents[0]
+    assert (new.kind, new.exact) == ("killed", False)
+    assert len(incidents) == REMEMBERED + 2, "it is no other incident"

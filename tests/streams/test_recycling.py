@@ -7,6 +7,8 @@ over before: here the consumer waits in the middle of it.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch.utils.data
 
 from holdfast import DataLoader
 from holdfast.engine.warden import _Told
-from tests.streams.datasets import SIZE, ByTime, Honest, Kept, OmitsItsBuffer
+from tests.streams.datasets import SIZE, ByTime, Honest, Kept, OmitsItsBuffer, Plain, mine
 from tests.streams.test_taking_up import stock
 from tests.support.processes import eventually
 
@@ -120,3 +122,46 @@ def test_a_sample_that_lacks_what_others_have_used_up_is_made_again_in_a_fresh_p
     assert rows(loader, 1, lambda epoch: True) == expected
     assert loader.incidents == loader.bad_samples == []
     assert loader.stats()["recycled"] >= 1
+
+
+class ByProcess(Plain):
+    """Numbers that depend on what multiprocessing calls the process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        process = multiprocessing.current_process()
+        dice = random.Random(f"{process.name} {process._identity}")  # type: ignore[attr-defined]
+        for number in mine(self.size):
+            yield torch.tensor([number, dice.random()])
+
+
+def test_a_stream_that_depends_on_the_name_of_its_process_goes_on_in_smaller_workers() -> None:
+    expected = stock(ByProcess(), batch_size=2, num_workers=2)
+    loader = DataLoader(ByProcess(), **OPTIONS, **LIMIT)
+    found = rows(loader, 1, lambda epoch: loader.stats()["recycled"] > 0)
+    assert [[row[0] for row in batch] for batch in found[0]] == [
+        [row[0] for row in batch] for batch in expected[0]
+    ]
+    assert loader.incidents == []
+
+
+class LacksMemory(ByTime):
+    """Its fourth sample does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, one in enumerate(super().__iter__()):
+            if number == 3:
+                raise MemoryError("for whatever reason")
+            yield one
+
+
+def test_a_sample_that_lacks_memory_in_a_worker_that_has_to_stay_is_named() -> None:
+    """While the worker waits to hear whether it may go, which sample it was is not forgotten."""
+    loader = DataLoader(
+        LacksMemory(), batch_size=2, num_workers=1, collate_fn=and_leak, worker_memory_limit="64MiB"
+    )
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(MemoryError) as caught:
+        next(iterator)
+    loader.close()
+    assert caught.value.holdfast_sample.position == 1  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ TWO = {"batch_size": 3, "num_workers": 2}
         (
             OmitsItsBuffer,
             {**TWO, "drop_last": True, "batch_size": 5},
-            "were drawn again, and equal",
+            "3 batches delivered in this epoch were drawn again, and equal",
         ),
     ],
 )
@@ -87,8 +87,7 @@ def test_a_stream_goes_on_where_it_was_and_that_is_shown(
     assert streams(loader) == expected
     (incident,) = loader.incidents
     assert incident.exact is True
-    assert incident.action.startswith("replaced; nothing lost: ")
-    assert shown in incident.action
+    assert incident.action.startswith(f"replaced; {shown}")
     assert loader.stats()["restarts"] == 1, "one that went astray is no death"
     at_first, then = (one for one in caplog.messages if "stream" in one)
     assert at_first.splitlines()[0].endswith("replaced; its stream is being taken up")
@@ -339,4 +338,23 @@ def test_the_option_is_an_attribute_that_can_be_assigned(monkeypatch: pytest.Mon
     monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=1")
     with pytest.raises(StreamLost):
         list(loader)
+    loader.close()
+
+
+def test_a_stream_that_cannot_be_taken_up_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Plain(), **TWO, iterable_recovery="state")
+    seen = []
+    with pytest.raises(StreamLost, match="continues a stream from its state only") as caught:
+        seen.extend(batch.tolist() for batch in loader)
+    assert len(seen) == 6
+    advice = str(caught.value).split("What to do: ")[1]
+    assert 'iterable_recovery="auto"' in advice
+    assert 'iterable_recovery="state"' not in advice
+    (incident,) = loader.incidents
+    assert incident.action == "gave up"
+    assert loader.stats()["restarts"] == 0
+    assert "taken up" not in caplog.text
     loader.close()

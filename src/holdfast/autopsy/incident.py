@@ -29,7 +29,8 @@ class Incident:
 
     kind: str
     """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``; or
-    ``recycled``: replaced for its size, if its stream could not be continued exactly then."""
+    ``recycled``, replaced for its size, and ``renewed``, replaced with all others because of a
+    lock that was held when they were forked, if its stream could not be continued exactly then."""
     worker_id: int
     pid: int | None
     signal: str | None
@@ -73,9 +74,10 @@ class Incident:
     rank: int | None = None
     """In which rank of a distributed run; None in a run of one process."""
     exact: bool | None = None
-    """Of an iterable dataset: whether the stream was shown to go on where it was, with nothing
-    missing and nothing twice. None if that is not known (yet), and for map-style data, where a
-    batch is made again from its own indices."""
+    """Of an iterable dataset: True if what had been delivered came again and was equal (all of it,
+    or, from a state, the last batch), False if it did not; `action` says which. What the stream
+    gives after that is not known to anybody. None if there was nothing to compare (yet), and for
+    map-style data, where a batch is made again from its own indices."""
 
     def __str__(self) -> str:
         return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"
@@ -124,7 +126,7 @@ class Incident:
             known = self.confidence != "low" and self.cause in CATALOGUE
             why = f" (it {CATALOGUE[self.cause].title})" if known else ""
             return f"made no progress{why} and cannot even be killed; the run goes on without it"
-        if self.kind == "recycled":
+        if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
         words = describe_end(self.signal, self.exitcode)
         if self.kind == "stalled":

@@ -549,7 +549,7 @@ def _other_signal(e: Evidence) -> Verdict | None:
         return None
     if e.sent_by_us:
         return _verdict(
-            "killed-from-outside",
+            "ended-on-request",
             "high",
             f"{e.signal} was sent because the program asked for it: terminate() or kill() on the "
             "loader's process handle",

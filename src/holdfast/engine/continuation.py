@@ -49,6 +49,7 @@ from holdfast.engine.fingerprint import NO_BATCH
 
 __all__ = [
     "AGAIN",
+    "NO_STATE",
     "PROBE",
     "REPLAY",
     "REST",
@@ -62,6 +63,7 @@ __all__ = [
     "Recovery",
     "Way",
     "choose",
+    "no_way",
 ]
 
 Recovery = Literal["auto", "state", "replay", "raise"]
@@ -72,6 +74,10 @@ TRUST: Final = "trust"  # from the state after it, and nothing is compared
 REST: Final = "rest"  # drawn again from the state before this epoch
 REPLAY: Final = "replay"  # drawn again, without any state
 AGAIN: Final = frozenset({REST, REPLAY})
+NO_STATE: Final = (
+    'iterable_recovery="state" continues a stream from its state only, and neither the dataset nor '
+    "its iterator gave one (state_dict() and load_state_dict())"
+)
 TO_DO: Final = "To have it repeat itself, and how: holdfast explain stream-not-repeatable"
 
 
@@ -191,6 +197,13 @@ def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
 
 
+def no_way(recovery: Recovery, course: Course) -> NoWay | None:
+    """Why a stream of which something is still to come cannot be taken up, if so: pure."""
+    if recovery != "state" or not course.marks or course.state is not None:
+        return None
+    return NoWay(NO_STATE)
+
+
 def choose(
     recovery: Recovery,
     course: Course,
@@ -218,11 +231,9 @@ def choose(
         if recovery != "replay" and course.state_before is not None and random_before is not None:
             ways.append(Plan(STATE, marks, course.state_before, random_before))
         if recovery == "state":
-            if course.state is None:
-                return NoWay(
-                    'iterable_recovery="state" continues a stream from its state only, and neither '
-                    "the dataset nor its iterator gave one (state_dict() and load_state_dict())"
-                )
+            none = no_way(recovery, course)
+            if none is not None:
+                return none
             ways.append(Plan(TRUST, marks, course.state))
         else:
             if recovery == "auto" and passed and course.resting_state is not None:

@@ -26,7 +26,7 @@ from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
-from holdfast.engine.continuation import Finding, NoWay, Plan, choose
+from holdfast.engine.continuation import Finding, NoWay, Plan, choose, no_way
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.machine import Machine
@@ -293,7 +293,8 @@ class Crew:
             event: v.Event = v.WentAstray(worker, generation, now, finding.unfit)
             self.carry_out(self.machine.handle(event))
             return
-        self._obituaries.taken_up(worker, self._places[worker].pid, finding)
+        place = self._places[worker]
+        self._obituaries.taken_up(worker, place.pid, finding, place.gone)
         if finding.lost:
             event = v.StreamLost(worker, generation, now, finding.in_words())
             self.carry_out(self.machine.handle(event))
@@ -425,6 +426,7 @@ class Crew:
         """A worker has gone because of its size: that is no incident."""
         self._warden.retired(worker)
         self._stats.recycled += 1
+        self._places[worker].gone = "recycled"
         self._send_another(worker)
 
     def _send_another(self, worker: int) -> None:
@@ -440,7 +442,9 @@ class Crew:
 
     def _bury(self, worker: int, ending: Ending) -> None:
         place, machine = self._places[worker], self.machine
-        obituary = self._obituaries.open(worker, place.pid, ending)
+        none = no_way(machine.recovery, place.course) if machine.iterable else None
+        obituary = self._obituaries.open(worker, place.pid, ending, none.why if none else "")
+        place.gone = "died"
         event = v.WorkerDied(worker, machine.generation(worker), obituary.death)
         actions = machine.handle(event)
         if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
@@ -500,7 +504,8 @@ class Crew:
         self._rehearsals.lost()  # with the workers that asked for them
         for worker, generation in self._living():
             self._spoil_arena(worker)  # its old worker may take a moment to die
-            self._places[worker].exitcode = -signal.SIGKILL
+            place = self._places[worker]
+            place.exitcode, place.gone = -signal.SIGKILL, "renewed"
             now = time.monotonic()
             self.carry_out(self.machine.handle(v.WorkerRetired(worker, generation, now)))
             self._send_another(worker)

@@ -10,6 +10,7 @@ import pickle
 import select
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.engine import registry
@@ -28,9 +29,13 @@ from holdfast.memory import threads
 from holdfast.memory.window import Kept, Window
 from holdfast.samples.record import BadSample
 
-__all__ = ["Holdings", "Place"]
+__all__ = ["Gone", "Holdings", "Place"]
 
 GRACE = 1.0  # seconds a worker has to finish what it does when the pool closes, before SIGKILL
+
+
+Gone = Literal["died", "recycled", "renewed"]
+"""Why a worker was replaced: its death; its size; or the nursery was, because of a lock in it."""
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class Place:
     course: Course = field(default_factory=Course)  # of its stream, if it is one
     size: int = 0  # bytes it had of its own when it said that it is too large,
     random_before: bytes | None = None  # and its random state before the last batch
+    gone: Gone = "died"  # why there is another in its place
     kill_confirmed: bool = False
     tidied: bool = False  # has been told to give back what it does not use, and nothing since
     reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next,
@@ -68,6 +74,7 @@ class Holdings:
         self.places: list[Place] = []
         self.kept = Kept()  # by the consumer, of all arenas there ever were
         self.channels: dict[int, int] = {}  # descriptor -> worker
+        self.rehearsals: dict[int, Channel] = {}  # by descriptor; see `rehearsal`
         self.poll = select.poll()
         self.backlog = False  # part of an order waits for room, and the watch does not know it yet
         self._blueprint = blueprint
@@ -158,6 +165,18 @@ class Holdings:
                 worker, setup.generation, pickle.dumps(setup, 5), theirs.fileno(), place.arena
             )
 
+    def add_rehearsal(self, channel: Channel, region: int) -> None:
+        """A process that is no worker: it has a channel, and no place."""
+        self.rehearsals[channel.fileno()] = channel
+        self.channels[channel.fileno()] = region
+        self.poll.register(channel.fileno(), select.POLLIN)
+
+    def drop_rehearsal(self, channel: Channel) -> None:
+        self.rehearsals.pop(channel.fileno(), None)
+        self.channels.pop(channel.fileno(), None)
+        self.poll.unregister(channel.fileno())
+        channel.close()
+
     def post(self, channel: Channel, message: bytes) -> None:
         if channel.post(message):
             self.backlog = True
@@ -229,6 +248,8 @@ class Holdings:
         for place in self.places:
             if place.channel is not None:
                 place.channel.disown()
+        for channel in self.rehearsals.values():
+            channel.disown()
         if self._nursery is not None:
             self._nursery.control.close()
             self._nursery.process.close()  # which may be a copy of it

@@ -25,8 +25,10 @@ ARM = """\
 import fcntl, os
 try:
     low = os.open("/proc/self/fd/%d" % {fd}, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    line = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)  # never a standard stream's number
-    os.close(low)
+    try:
+        line = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)  # never a standard stream's number
+    finally:
+        os.close(low)
     fcntl.fcntl(line, 8, os.getpid())
     fcntl.fcntl(line, 10, 9)
     fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)

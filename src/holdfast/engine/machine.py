@@ -710,6 +710,8 @@ class Machine:
             return actions, outcome  # it has nothing left to do
         if self.iterable and self.recovery == "raise":
             self._lose(seat, RAISES, exit)
+        elif exit.no_way and not seat.exhausted:
+            self._lose(seat, exit.no_way, exit)
         elif not self.restarts.may_restart(seat, exit, conclusions):
             self.failure = GaveUp("restart-limit", seat.id, tuple(self.restarts.counted))
         if self.failure is not None:

@@ -208,12 +208,13 @@ class Nurse:
         order, worker, generation, argument = pickle.loads(message)
         if order == "start":
             setup = b""
-            while len(setup) < argument:
+            size, known_as = argument
+            while len(setup) < size:
                 part = self.control.recv(MESSAGE)
                 if not part:
                     return False
                 setup += part
-            self._bear(deliver, worker, generation, setup, fds)
+            self._bear(deliver, worker, generation, setup, fds, known_as)
         elif order == "signal":
             self._signal(worker, generation, argument)
         else:
@@ -227,7 +228,10 @@ class Nurse:
         generation: int,
         setup: bytes,
         fds: list[int],
+        known_as: int,
     ) -> None:
+        """`known_as` is its number for multiprocessing: a rehearsal has that of the worker it
+        rehearses, since a dataset may seed itself or choose its part of the files by it."""
         nursery = os.getpid()
         dump: int | None = None
         try:
@@ -262,7 +266,9 @@ class Nurse:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
                 status = _bootstrap(
-                    worker, self.trainer_pid, lambda: deliver(setup, channel, arena, nursery, dump)
+                    known_as,
+                    self.trainer_pid,
+                    lambda: deliver(setup, channel, arena, nursery, dump),
                 )
             finally:
                 os._exit(status)

@@ -117,12 +117,22 @@ class Nursery:
             os.waitpid(pid, 0)
             raise
 
-    def start(self, worker: int, generation: int, setup: bytes, channel: int, arena: int) -> None:
-        """Order a worker. It gets copies of `channel` and `arena`.
+    def start(
+        self,
+        worker: int,
+        generation: int,
+        setup: bytes,
+        channel: int,
+        arena: int,
+        known_as: int | None = None,
+    ) -> None:
+        """Order a worker. It gets copies of `channel` and `arena`, and is in multiprocessing's eyes
+        the worker `known_as`, if that is another.
 
         An OSError if descriptors cannot be passed on now; nothing was ordered then.
         """
-        self._order(("start", worker, generation, len(setup)), setup, [channel, arena])
+        argument = len(setup), worker if known_as is None else known_as
+        self._order(("start", worker, generation, argument), setup, [channel, arena])
 
     def signal(self, worker: int, generation: int, number: int) -> None:
         self._order(("signal", worker, generation, number))

@@ -23,12 +23,14 @@ from typing import Any
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import BlackBoxes, Size
 from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.cause import Remedy
 from holdfast.autopsy.coroner import Body, Coroner
 from holdfast.autopsy.evidence import signal_name
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import vocabulary as v
-from holdfast.engine.continuation import Finding
+from holdfast.engine.continuation import Finding, Recovery
+from holdfast.engine.holdings import Gone
 from holdfast.engine.machine import Machine
 from holdfast.engine.nursery import SHORTAGES
 from holdfast.engine.transforms import in_transform
@@ -37,7 +39,7 @@ from holdfast.origin import Origin
 from holdfast.samples.record import name_of
 from holdfast.samples.substitute import position_of, sample_of
 
-__all__ = ["Ending", "Obituaries", "Obituary"]
+__all__ = ["Ending", "Obituaries", "Obituary", "remedies", "starts"]
 
 log = logging.getLogger("holdfast")
 
@@ -46,6 +48,7 @@ _NOBODYS = Origin()
 IDLE = "not replaced, because it had nothing left to do"
 NEARLY_ALL = 0.85  # of the memory that is left once it is gone, and a worker had used it up
 REMEMBERED = 100  # incidents a pool keeps for the story it may have to tell
+WAITING = 1000  # of one worker whose stream is being taken up, at most: as a loader keeps them
 BEING_TAKEN_UP = "; its stream is being taken up"
 PATIENCE = 2.0  # seconds to wait for somebody else's examination: the logbook's disk may be gone
 
@@ -144,17 +147,21 @@ class _TakenUp:
     pid: int | None
     finding: Finding
     at: float
+    gone: Gone
 
 
 _CAUSE = "stream-not-repeatable"
-_REMEDIES = CATALOGUE[_CAUSE].remedies
+
+
+def remedies(recovery: Recovery) -> tuple[Remedy, ...]:
+    """For a stream that was not continued as it was, without what the user has set already."""
+    found = CATALOGUE[_CAUSE].remedies
+    return tuple(one for one in found if f'iterable_recovery="{recovery}"' not in one.command)
 
 
 def _told(finding: Finding) -> str:
-    """What it has shown, in words for an incident."""
+    """What it has shown, and no more, in words for an incident."""
     words = finding.in_words()
-    if finding.exact:
-        return f"nothing lost: {words}"
     if finding.lost:
         return f"not continued: {words}"
     if finding.exact is False:
@@ -180,6 +187,7 @@ class Obituaries:
         added to here. `on_amended` is told when more is known of an incident: what it was, what it
         is, and that in words."""
         self._published: deque[tuple[v.Death, Incident]] = deque(maxlen=REMEMBERED)
+        self._waiting: dict[int, deque[tuple[v.Death, Incident]]] = {}  # for what that shows
         self._machine = machine
         self._boxes = boxes
         self._coroner = coroner
@@ -193,6 +201,7 @@ class Obituaries:
         # the other way round. A log handler of the user's may, or ask for incidents in the middle
         # of it: hence the patience, and a lock that its owner may take again.
         self._examining = threading.RLock()
+        self._remedies = remedies(machine.recovery)  # of a stream
         self._of_memory: deque[float] = deque()  # when somebody died of it
 
     def all(self) -> list[Incident]:
@@ -206,8 +215,9 @@ class Obituaries:
         wanted = {id(death) for death in deaths}
         return [incident for death, incident in list(self._published) if id(death) in wanted]
 
-    def open(self, worker: int, pid: int | None, ending: Ending) -> Obituary:
-        """Read what the worker has left, before anybody takes its place."""
+    def open(self, worker: int, pid: int | None, ending: Ending, no_way: str = "") -> Obituary:
+        """Read what the worker has left, before anybody takes its place; `no_way` says why nobody
+        can, if its stream is not at its end."""
         machine = self._machine
         note = self._boxes.note(worker)
         stack = tidy(self._boxes.take_dump(worker))
@@ -235,6 +245,7 @@ class Obituaries:
             and self._coroner.stalled_on_inherited_lock(worker, stack),
             catching_up=machine.ready(worker) and step in ("start-up", "replay"),
             shortage=ending.errno in SHORTAGES,
+            no_way=no_way,
             evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
         )
         incident = Incident(
@@ -296,9 +307,15 @@ class Obituaries:
             )
         self._filed.append((obituary, incident, body))
 
-    def taken_up(self, worker: int, pid: int | None, finding: Finding) -> None:
-        """Another process has tried to go on with the stream of the one before it."""
-        self._filed.append(_TakenUp(worker, pid, finding, time.time()))
+    def taken_up(self, worker: int, pid: int | None, finding: Finding, gone: Gone) -> None:
+        """Another process has tried to go on with the stream of the one before it, which is `gone`
+        for that reason."""
+        self._filed.append(_TakenUp(worker, pid, finding, time.time(), gone))
+
+    @property
+    def recovery(self) -> Recovery:
+        """How streams are to be continued."""
+        return self._machine.recovery
 
     @property
     def pending(self) -> bool:
@@ -332,6 +349,9 @@ class Obituaries:
         with _not_worth_the_run():
             self._on_incident(incident)
         self._published.append((obituary.death, incident))
+        if incident.action.endswith(BEING_TAKEN_UP):
+            waiting = self._waiting.setdefault(incident.worker_id, deque(maxlen=WAITING))
+            waiting.append((obituary.death, incident))
         if incident.cause == "oom-killed":
             self._of_memory.append(obituary.death.at)
         # Why, and what to do, once for deaths that are alike: what happens again is a line.
@@ -343,31 +363,28 @@ class Obituaries:
     def _amend(self, taken: _TakenUp) -> None:
         """Say of the deaths before it what it has shown."""
         finding = taken.finding
-        waiting = [
-            number
-            for number, (_, one) in enumerate(self._published)
-            if one.worker_id == taken.worker and one.action.endswith(BEING_TAKEN_UP)
-        ]
-        if not waiting and finding.exact is not False:
-            return  # it was replaced for its size, and all is well
-        if not waiting:
-            self._recycled(taken)
+        waiting = self._waiting.pop(taken.worker, None)
+        if waiting is None:
+            if finding.exact is False:  # else it was replaced while it lived, and all is well
+                self._replaced_alive(taken)
             return
-        for number in waiting:
-            death, old = self._published[number]
+        numbers = {id(death): number for number, (death, _) in enumerate(self._published)}
+        for death, old in waiting:
             action = old.action.removesuffix(BEING_TAKEN_UP) + "; " + _told(finding)
-            remedies = old.remedies if finding.exact is not False else (*_REMEDIES, *old.remedies)
-            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=remedies)
-            self._published[number] = (death, new)
+            to_do = old.remedies if finding.exact is not False else (*self._remedies, *old.remedies)
+            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=to_do)
+            if id(death) in numbers:
+                self._published[numbers[id(death)]] = (death, new)
             with _not_worth_the_run():
                 self._on_amended(old, new, f"{old.who()}: {_told(finding)}")
-        _, last = self._published[waiting[-1]]
+        _, last = waiting[-1]
         self._say(f"{self.origin.prefix}{last.who()}", finding)
 
-    def _recycled(self, taken: _TakenUp) -> None:
-        """That it could be continued was tried, and this time it was otherwise."""
+    def _replaced_alive(self, taken: _TakenUp) -> None:
+        """Nothing was wrong with it, and its stream is not as it was. One that was too large had
+        been tried before, and this time it was otherwise."""
         incident = Incident(
-            kind="recycled",
+            kind="renewed" if taken.gone == "renewed" else "recycled",
             worker_id=taken.worker,
             pid=taken.pid,
             signal=None,
@@ -382,7 +399,7 @@ class Obituaries:
             cause=_CAUSE,
             confidence="high",
             because=(taken.finding.in_words(),),
-            remedies=_REMEDIES,
+            remedies=self._remedies,
             loader=self.origin.loader,
             rank=self.origin.rank,
             exact=False,
@@ -401,7 +418,7 @@ class Obituaries:
             lines = [f"{who}: its stream cannot go on: {finding.in_words()}"]
         if _CAUSE not in self._explained:
             self._explained.add(_CAUSE)
-            for remedy in _REMEDIES:
+            for remedy in self._remedies:
                 lines.append(f"    to do: {remedy.text}")
                 lines += [f"        {line}" for line in remedy.command.splitlines()]
             lines.append(f"    more: holdfast explain {_CAUSE}")

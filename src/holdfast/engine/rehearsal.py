@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -84,8 +83,7 @@ class Rehearsals:
         self._running[region] = _Rehearsal(
             setup.worker, generation, -self._count, bound, channel, since=time.monotonic()
         )
-        self._holdings.channels[channel.fileno()] = region
-        self._holdings.poll.register(channel.fileno(), select.POLLIN)
+        self._holdings.add_rehearsal(channel, region)
         return True
 
     def _start(self, setup: Setup) -> Channel:
@@ -100,6 +98,7 @@ class Rehearsals:
                         pickle.dumps(setup, 5),
                         theirs.fileno(),
                         arena,
+                        known_as=setup.worker,
                     )
                 finally:
                     os.close(arena)
@@ -135,11 +134,8 @@ class Rehearsals:
         return _outcome(one), one.finding
 
     def _forget(self, channel: Channel) -> None:
-        if channel.fileno() < 0:
-            return
-        self._holdings.channels.pop(channel.fileno(), None)
-        self._holdings.poll.unregister(channel.fileno())
-        channel.close()
+        if channel.fileno() >= 0:
+            self._holdings.drop_rehearsal(channel)
 
     def look(self, now: float) -> None:
         """End what makes no progress; its end is reported as any other."""

@@ -42,7 +42,7 @@ def gave_up(
     if failure.reason == "cannot-catch-up":
         return _never_caught_up(failure, mine, obituaries.origin)
     if failure.reason == "stream":
-        return _not_continued(failure, mine, obituaries.origin)
+        return _not_continued(failure, mine, obituaries)
     count = len(failure.deaths)
     counted = obituaries.of(failure.deaths)  # and not those that a bad sample was to blame for
     pids = ", ".join(str(one.pid) for one in counted)
@@ -89,10 +89,18 @@ def _never_caught_up(
     )
 
 
-def _not_continued(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) -> StreamLost:
+def _not_continued(
+    failure: v.GaveUp, mine: Sequence[Incident], obituaries: Obituaries
+) -> StreamLost:
     """The error for a stream that no other process goes on with."""
+    origin, recovery = obituaries.origin, obituaries.recovery
     pid = mine[-1].pid if mine else "unknown"
-    if failure.why == m.RAISES:
+    if recovery == "state":
+        advice = (
+            "see that state_dict() gives a state that load_state_dict() takes in another process; "
+            'or have what was delivered drawn again and compared: iterable_recovery="auto".'
+        )
+    elif failure.why == m.RAISES:
         advice = (
             'iterable_recovery="auto" has streams continued by another process, and says whether '
             "that was exact."

@@ -183,6 +183,7 @@ class Exit:
     seconds: float | None = None  # since it had come to this step
     stack: str = ""
     grown: int | None = None  # bytes it had at most, beyond those it was born with
+    no_way: str = ""  # why its stream cannot be taken up, if something is still to come of it
 
     @property
     def from_outside(self) -> bool:

@@ -202,6 +202,25 @@ CAUSES = (
         already="The worker is replaced and its batch made again.",
     ),
     Cause(
+        slug="ended-on-request",
+        title="was ended because the program itself asked for it",
+        meaning=(
+            "The program, or a library that it uses, called terminate() or kill() on one of the process "
+            "handles in `iterator._workers`, and holdfast sent the signal. No other process has sent one."
+        ),
+        evidence="SIGKILL, in our own kill ledger, and not for lack of progress.",
+        signs=(proof(r"was sent because the program asked for it: terminate\(\) or kill\(\)"),),
+        explains=("killed-from-outside", "killed-unexplained", "exited-unexpectedly"),
+        see=("killed-from-outside",),
+        remedies=(
+            todo(
+                "If that was not meant, find the call",
+                "grep -rnE '_workers|\\.(terminate|kill)\\(' --include='*.py' .",
+            ),
+        ),
+        already="The worker is replaced and its batch made again.",
+    ),
+    Cause(
         slug="killed-unexplained",
         title="was killed by SIGKILL; who did it cannot be told from here",
         meaning=(
