@@ -383,7 +383,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         figures = {name: getattr(runtime.stats, name) for name in Stats.__slots__}
         pools = runtime.pools()
         figures["held_bytes"] = runtime.held_bytes()
-        figures["in_flight_bytes"] = sum(pool.machine.share.in_flight for pool in pools)
+        figures["in_flight_bytes"] = sum(pool.machine.in_flight for pool in pools)
         figures["budget_bytes"] = runtime.budget_for(self._options().memory_budget).limit
         return figures
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from torch.utils.data import Dataset
 import holdfast
 from holdfast.engine import interrupts
 from holdfast.engine import vocabulary as v
-from holdfast.engine.crew import Crew
-from holdfast.engine.obituaries import Ending
 from holdfast.errors import LoaderClosed
 from holdfast.samples import policy
 from holdfast.samples.quarantine import Quarantine
@@ -26,44 +23,28 @@ from holdfast.samples.quarantine import Quarantine
 pytestmark = pytest.mark.timeout(90, method="thread")
 
 
-def test_what_comes_with_a_start_that_failed_again_is_carried_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Somebody else has given memory back meanwhile: a task that waited for it is handed out."""
-    decided, done = [object()], []
-    death = SimpleNamespace(shortage=True)
-    crew: Any = object.__new__(Crew)
-    crew._places = [SimpleNamespace(pid=None)]
-    crew._obituaries = SimpleNamespace(open=lambda *_: SimpleNamespace(death=death))
-    crew.machine = SimpleNamespace(
-        generation=lambda _: 1, handle=lambda _: decided, failure=None, tries=lambda _: 2
-    )
-    monkeypatch.setattr(v, "WorkerDied", lambda *_: None)
-    monkeypatch.setattr(Crew, "carry_out", lambda _, actions: done.append(actions))
-    crew._bury(0, Ending("start-failed", None, None, errno=11))
-    assert done == [decided]
-
-
 class Alarm(Exception):
     """What a signal handler of the user's raises."""
 
 
-@pytest.mark.parametrize("attribute", ["unpacked", "draw"])
+@pytest.mark.parametrize("kind", [v.Unpacked, v.Drawn, v.Asked])
 def test_who_is_interrupted_half_way_is_told_so_and_does_not_wait_for_ever(
-    attribute: str, monkeypatch: pytest.MonkeyPatch
+    kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holdfast.DataLoader(range(40), num_workers=2, timeout=30) as loader:
         iterator = iter(loader)
         seen = [int(next(iterator))]
         machine = iterator._pool.machine
-        decide = getattr(machine, attribute)
+        decide = machine.handle
 
-        def struck(*arguments: Any) -> None:
-            decide(*arguments)
+        def struck(event: v.Event) -> Any:
+            actions = decide(event)
+            if not isinstance(event, kind) or not here():
+                return actions
             monkeypatch.undo()
             raise Alarm
 
-        monkeypatch.setattr(machine, attribute, struck)
+        monkeypatch.setattr(machine, "handle", struck)
         with pytest.raises(Alarm):
             next(iterator)
         with pytest.raises(LoaderClosed, match="Alarm"):

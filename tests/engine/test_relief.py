@@ -32,10 +32,8 @@ def test_a_worker_that_is_still_starting_is_not_chosen_to_go(
     boxes = SimpleNamespace(ring=told.append)
     holdings: Any = SimpleNamespace(places=places, boxes=boxes, post=lambda *_: None)
     share = Share(Budget(None, auto=True))
-    machine = m.Machine(
-        workers=2, prefetch=2, restarts=v.RestartPolicy(intensity=None, period=1.0), share=share
-    )
-    machine.begin()
+    machine = m.Machine(workers=2, prefetch=2, restarts=v.RestartPolicy(intensity=None, period=1.0))
+    machine.handle(v.Began())
     machine.handle(v.WorkerReady(0, 0))
     relief = Relief(machine, holdings, Warden(share, "auto", 2), None)
     relief.look(1.0, {0: 70, 1: 71})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ def test_of_two_deaths_reported_together_the_second_is_told_though_the_first_ren
         with pool.lock:
             for worker, pid in enumerate(pids):
                 assert isinstance(pid, int)
-                pool.machine.handle(v.WorkerStalled(worker, 0, 0.0))
+                pool.crew.tell(v.WorkerStalled(worker, 0, 0.0))
                 kill_and_see_it_dead(pid)
         seen = [int(batch) for batch in iterator]
         incidents = loader.incidents
@@ -105,7 +104,7 @@ def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
         pool: Any = iterator._pool
         with pool.lock:
             for worker in range(3):
-                pool.machine.handle(v.WorkerStalled(worker, 0, 0.0))
+                pool.crew.tell(v.WorkerStalled(worker, 0, 0.0))
             os.kill(pool.holdings.nursery.pid, signal.SIGKILL)
             assert eventually(pool.holdings.nursery.gone)
             pool.crew._hear_nursery()
@@ -136,9 +135,8 @@ def test_a_death_is_told_what_came_of_it_though_a_hundred_others_came_between() 
     told: list[tuple[Incident, Incident]] = []
     incidents: list[Incident] = []
     nothing: Any = None
-    machine: Any = SimpleNamespace(recovery="auto")
     obituaries = Obituaries(
-        machine,
+        "auto",
         nothing,
         nothing,
         nothing,
@@ -150,8 +148,7 @@ def test_a_death_is_told_what_came_of_it_though_a_hundred_others_came_between() 
         incident = Incident(
             "killed", worker, 1, "SIGKILL", -9, None, None, None, "idle", "", action, 0.0
         )
-        obituary: Any = SimpleNamespace(death=v.Death(0.0))
-        obituaries._publish(obituary, incident, None)
+        obituaries._publish(v.Exit(0.0), incident, None)
 
     die(0, "replaced; its stream is being taken up")
     for _ in range(REMEMBERED + 1):

@@ -157,7 +157,7 @@ class Storm:
             if pool.watch.stage is CLOSED:
                 return
             for worker, seat in enumerate(seats):
-                seat.look(machine.generation(worker), machine._seats[worker].answered)
+                seat.look(machine.generation(worker), machine.seats[worker].answered)
             worker = self.dice.randrange(machine.workers)
             number = self.dice.choice(SIGNALS)
             if self.nursery_too and self.dice.random() < 0.05:

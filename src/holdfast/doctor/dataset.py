@@ -300,9 +300,9 @@ def _ordered(budget: Budget, batch: int, plan: Plan, room: Reading) -> int:
     pressure = Pressure(oom_group=room.oom_group)
     pressure.observe(room.fill, 0.0)
     share.cap = pressure.cap(None if room.free is None else room.free // ranks())
-    room, most = share.room(), plan.num_workers * plan.prefetch_factor
+    allowed, most = share.room(), plan.num_workers * plan.prefetch_factor
     share.close()
-    return batch * (most if room is None else min(most, max(1, room // max(1, batch))))
+    return batch * (most if allowed is None else min(most, max(1, allowed // max(1, batch))))
 
 
 @dataclass

@@ -1,5 +1,12 @@
 """The driver of the machine: what has happened becomes events, actions become system calls.
 
+All actions of a decision are carried out, in their order, before the machine hears of what they
+have caused (a start that fails, a worker that is abandoned, the last words of one that is
+replaced): that waits in a queue. So an action is never out of date when it is carried out, and
+nothing here has to look whether it is. What is read of a dead worker is facts, not decisions: which
+sample is to blame, whether a kill may have come from outside and whether a death counts is for the
+machine to say.
+
 Everything here runs under the pool's lock, in the consumer's thread or in the watch's. It waits for
 the workers' end when the pool is closed; else never long, and `pool` says where. What the consumer
 sees of it is in `pool` too.
@@ -15,9 +22,11 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
 
+from holdfast.autopsy import thread_notes
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_end, describe_status
 from holdfast.autopsy.logbook import Logbook
@@ -31,7 +40,7 @@ from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.machine import Machine
 from holdfast.engine.nurse import Born, Died, NotBorn, Report, Signalled
-from holdfast.engine.obituaries import Ending, Obituaries, starts
+from holdfast.engine.obituaries import Obituaries, accusation
 from holdfast.engine.protocol import (
     BATCH,
     CONTENT,
@@ -56,15 +65,16 @@ from holdfast.engine.protocol import (
     Setup,
     order,
 )
-from holdfast.engine.rehearsal import Outcome, Rehearsals
+from holdfast.engine.rehearsal import Rehearsals
 from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
 from holdfast.engine.warden import Warden
 from holdfast.memory import codec
+from holdfast.memory.budget import Share
 from holdfast.memory.growth import Point, Said
 from holdfast.samples.record import BadSample, digest_of_stack
-from holdfast.samples.substitute import NOTHING
+from holdfast.samples.substitute import NOTHING, Brief, sample_of
 
 __all__ = ["Crew"]
 
@@ -72,6 +82,7 @@ log = logging.getLogger("holdfast")
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
 LAST_WORDS = 0.5  # seconds a nursery that is to be ended has to report deaths that are known of
+_TAKES_ROOM: Final = frozenset({v.Drawn, v.EpochBegan})  # the other events, if tasks are held back
 
 
 class Crew:
@@ -82,6 +93,7 @@ class Crew:
         machine: Machine,
         holdings: Holdings,
         epoch: Epoch,
+        share: Share,
         *,
         silence: Silence,
         coroner: Coroner,
@@ -96,6 +108,7 @@ class Crew:
         self.refused: Refused | None = None
         self._coroner = coroner
         self._holdings = holdings
+        self._share = share
         self._places = holdings.places
         self._silence = silence
         self._warden = warden
@@ -107,10 +120,10 @@ class Crew:
         for place in holdings.places:
             place.course.seed = epoch.shared_seed
         self._rehearsals = Rehearsals(holdings, machine.workers, silence.timeout)
-        self._unborn: deque[NotBorn] = deque()  # starts that did not get as far as the nursery
         self._reports: deque[Report] = deque()  # of the nursery, read and not taken in yet
-        self._todo: deque[v.Action] = deque()  # what is to be carried out, in this order
-        self._busy = False  # somebody further up is at it
+        self._acting = False  # actions are being carried out
+        self._caused: deque[Callable[[], None]] = deque()  # what follows when they have been
+        self._hints: dict[tuple[int, int], Brief] = {}  # on bad samples, by epoch and task number
         self._told_of_renewal = False
 
     # -- what the watch has to know -------------------------------------------------------
@@ -131,8 +144,6 @@ class Crew:
 
     def interval(self) -> float:
         """Seconds until the next look, at most."""
-        if self._unborn:
-            return 0.0
         interval = self._longest_interval()
         wanted = self.machine.deadline()
         if wanted is not None:
@@ -186,8 +197,8 @@ class Crew:
         return heard
 
     def _message(self, worker: int, message: bytes) -> None:
-        place, machine = self._places[worker], self.machine
-        generation = machine.generation(worker)
+        place = self._places[worker]
+        generation = self.machine.generation(worker)
         place.pulse.busy_since = time.monotonic()
         place.pulse.spoke = True
         kind = message[:1]
@@ -198,12 +209,14 @@ class Crew:
             told = place.reports or place.samples is not None
             answer = self._with_reports(place, parcel) if told else parcel
             event = v.BatchReady(worker, generation, number, answer, parcel.nbytes)
+            if self._hints:
+                self._hints.pop((place.epoch, number), None)
         elif kind == READY:
             event = v.WorkerReady(worker, generation)
             self._note_late_start(worker)
         elif kind == REFUSED:
             self.refused = Refused(worker, place.pid, pickle.loads(message[1:]))
-            return
+            event = v.WorkerRefused(worker, generation)
         elif kind == REPORT:
             reports, place.samples = pickle.loads(message[1:])
             place.reports = tuple(reports)
@@ -232,14 +245,13 @@ class Crew:
             event = v.Survived(worker, generation)
         else:
             event = self._answer(worker, generation, kind, message)
-        actions = machine.handle(event)
-        if actions:
-            self.carry_out(actions)
+        self.tell(event)
 
     def _answer(self, worker: int, generation: int, kind: bytes, message: bytes) -> v.Event:
         """The event that an answer is which brings no batch."""
         place = self._places[worker]
         number, content = self._open(place, message)
+        self._hints.pop((place.epoch, number), None)
         if kind == ERROR:
             answer: Any = Failed(pickle.loads(message[content:]))
             if place.reports or place.samples is not None:
@@ -248,12 +260,14 @@ class Crew:
         if kind == NOTHING_LEFT:
             return v.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
         if kind == ENDED:
-            if self.machine.up_to_date(worker):  # else they are of an epoch that was broken off
+            if place.epoch == self.machine.epoch:  # else they are of one that was broken off
                 self.epoch.unclaimed.extend(place.reports)
             place.reports, place.samples = (), None
             return v.ReplicaEnded(worker, generation, number)
         assert kind == RESUMED, kind
-        place.course.resumed(message[content:], self.machine.next_seed(worker))
+        begun = place.resumptions.popleft()
+        place.course.resumed(message[content:], begun.seed)
+        place.epoch = begun.epoch
         return v.Resumed(worker, generation)
 
     def _open(self, place: Place, message: bytes) -> tuple[int, int]:
@@ -278,7 +292,7 @@ class Crew:
                 self._logbook.event(about, text, worker=worker)
 
     def _note_late_start(self, worker: int) -> None:
-        tries = self.machine.tries(worker)
+        tries = self.machine.seats[worker].tries
         if tries and self._logbook is not None:
             times = "once" if tries == 1 else f"{tries} times"
             text = f"worker {worker} has started, after there had been no room for it {times}"
@@ -290,14 +304,12 @@ class Crew:
         """A process has tried to take up the stream of the one before it."""
         generation, now = self.machine.generation(worker), time.monotonic()
         if finding.leaves:
-            event: v.Event = v.WentAstray(worker, generation, now, finding.unfit)
-            self.carry_out(self.machine.handle(event))
+            self.tell(v.WentAstray(worker, generation, now, finding.unfit))
             return
         place = self._places[worker]
         self._obituaries.taken_up(worker, place.pid, finding, place.gone)
         if finding.lost:
-            event = v.StreamLost(worker, generation, now, finding.in_words())
-            self.carry_out(self.machine.handle(event))
+            self.tell(v.StreamLost(worker, generation, now, finding.in_words()))
 
     def _grown(self, worker: int, message: bytes) -> None:
         """A worker of an iterable dataset is too large."""
@@ -305,27 +317,13 @@ class Crew:
         place.size, _ = SIZES.unpack_from(message, 1)
         # Not from its black box: it goes on, and writes there.
         place.random_before = message[1 + SIZES.size :] or None
-        actions = self.machine.handle(v.WorkerGrown(worker, self.machine.generation(worker)))
-        if not self.machine.recycles:
-            self._warden.stays(worker, place.size)
-        self.carry_out(actions)
+        self.tell(v.WorkerGrown(worker, self.machine.generation(worker)))
 
     def _rehearse(self, action: v.Rehearse) -> None:
         place = self._places[action.worker]
         setup = self._setup(action, None, place.random_before)
         if isinstance(setup, NoWay) or not self._rehearsals.begin(setup, place.size):
-            self._rehearsed((v.Rehearsed(action.worker, action.generation, None), None))
-
-    def _rehearsed(self, outcome: Outcome | None) -> None:
-        if outcome is None:
-            return
-        event, finding = outcome
-        size = self._places[event.worker].size
-        actions = self.machine.handle(event)
-        for action in actions:
-            if isinstance(action, v.Stay):
-                self._warden.stays(event.worker, size, event, finding)
-        self.carry_out(actions)
+            self.tell(v.Rehearsed(action.worker, action.generation, None))
 
     # -- deaths ---------------------------------------------------------------------------
 
@@ -352,7 +350,9 @@ class Crew:
 
     def _report(self, report: Report) -> None:
         if self._rehearsals.owns(report.worker):
-            self._rehearsed(self._rehearsals.report(report))
+            rehearsed = self._rehearsals.report(report)
+            if rehearsed is not None:
+                self.tell(rehearsed)
             return
         place = self._places[report.worker]
         current = report.generation == self.machine.generation(report.worker)
@@ -383,108 +383,89 @@ class Crew:
         status: int | None,
         errno: int | None = None,
         *,
-        outside: bool = False,
-        nursery: tuple[str, str] = ("", ""),
         at: float | None = None,
-        grown: int | None = None,
+        **facts: Any,
     ) -> None:
-        """A worker is dead: hear its last words, then let the machine decide. `outside` if it went
-        with a nursery that was killed; `nursery` says how that ended, and why; `at` and `grown` are
-        the nursery's report."""
-        place, machine = self._places[worker], self.machine
-        if not machine.alive(worker):
+        """A worker is dead: hear its last words, then tell of its end. `at` is when that was seen,
+        `facts` are more of its `Exit`."""
+        place = self._places[worker]
+        if not place.occupied:
             return
+        place.occupied = False
         if place.channel is not None:
             self._hear(worker, place.channel)
         self._holdings.drop_channel(worker)
-        cause, name, exitcode = describe_status(status)
-        place.exitcode = exitcode
-        if machine.retiring(worker) and errno is None:
-            self._succeed(worker)
-            return
-        if machine.leaving(worker) and errno is None:
-            self._send_another(worker)
-            return
-        if machine.condemned(worker):
-            cause = "stalled"
+        kind, name, place.exitcode = describe_status(status)
+        if place.dumped:
+            kind = "stalled"
         elif errno is not None:
-            cause = "start-failed"
-        outside = cause == "killed" and (outside or name is not None)
-        ending = Ending(
-            cause,
-            name,
-            exitcode,
-            errno=errno,
-            outside=outside,
-            nursery=nursery,
-            at=at,
-            grown=grown,
-        )
-        self._bury(worker, ending)
+            kind = "start-failed"
+        self._tell_of_exit(worker, at, kind, signal=name, errno=errno, **facts)
 
-    def _succeed(self, worker: int) -> None:
-        """A worker has gone because of its size: that is no incident."""
-        self._warden.retired(worker)
-        self._stats.recycled += 1
-        self._places[worker].gone = "recycled"
-        self._send_another(worker)
-
-    def _send_another(self, worker: int) -> None:
-        """The machine knew that this worker would go."""
-        self._coroner.left(worker)
-        generation = self.machine.generation(worker)
-        actions = self.machine.handle(
-            v.WorkerDied(worker, generation, v.Death(at=time.monotonic()))
-        )
-        if starts(actions, worker):
-            self._places[worker].pid = None
-        self.carry_out(actions)
-
-    def _bury(self, worker: int, ending: Ending) -> None:
+    def _tell_of_exit(self, worker: int, at: float | None, kind: str, **facts: Any) -> None:
         place, machine = self._places[worker], self.machine
         none = no_way(machine.recovery, place.course) if machine.iterable else None
-        obituary = self._obituaries.open(worker, place.pid, ending, none.why if none else "")
+        exit, remains = self._obituaries.read(
+            worker,
+            place.pid,
+            v.Exit(
+                time.monotonic(),
+                kind,
+                exitcode=None if kind == "unkillable" else place.exitcode,
+                no_way=none.why if none else "",
+                **facts,
+            ),
+            at,
+        )
+        self.tell(v.WorkerExited(worker, machine.generation(worker), exit, remains))
+
+    def _tell_of_death(self, report: v.Report) -> None:
+        """What the machine has decided about an exit. The examination comes after the replacement,
+        which need not wait for it."""
+        place, task = self._places[report.worker], report.task
         place.gone = "died"
-        event = v.WorkerDied(worker, machine.generation(worker), obituary.death)
-        actions = machine.handle(event)
-        if obituary.death.shortage and machine.failure is None and machine.tries(worker) > 1:
-            self.carry_out(actions)
-            return  # it has been said that it is tried again
-        later = machine.put_off(worker) and not obituary.death.shortage
-        replaced = starts(actions, worker) or later
-        if obituary.gives_up_sample:
+        sample = None
+        if report.loading and task is not None:
+            sample = sample_of(task.keys, self.hint(task), report.exit.position)
+        if report.outcome is v.Outcome.SAMPLE_GIVEN_UP:
             place.course.forget_states()  # the one before that sample is none to go on from
-        self._stats.restarts += replaced
-        place.pid = None if replaced else place.pid
-        done = obituary.done(machine, actions)
-        self.carry_out(actions)  # first the replacement; it need not wait for the autopsy
-        self._obituaries.file(obituary, done)
+        if report.restart is not v.Restart.NO:
+            self._stats.restarts += 1
+            place.pid = None
+        self._caused.append(partial(self._obituaries.file, report, sample))
+
+    def _forget(self, action: v.Forget) -> None:
+        """A worker has gone as it was to: that is no incident."""
+        if action.recycled:
+            self._warden.retired(action.worker)
+            self._stats.recycled += 1
+            self._places[action.worker].gone = "recycled"
+        self._coroner.left(action.worker)
 
     def _nursery_lost(self, how: str = "") -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
         self._take_in_reports()
+        if self._holdings.nursery.closed:
+            return  # one of these has led to another
         status = self._holdings.drop_nursery()
         error = self._holdings.nursery.error or ""
         kind, name, exitcode = describe_status(status)
         # One that has raised may be killed by us, on its way out.
-        outside = status is not None and kind == "killed" and not error
+        killed = status is not None and kind == "killed" and not error
         if status is not None and not how:
             how = describe_end(name, exitcode)
-        nursery = how, error
-        for outcome in self._rehearsals.lost():
-            self._rehearsed(outcome)
-        with self._put_off():  # all are dead before another is started
-            for worker, _ in self._living():
+        with self._together():  # all have been read before another is started
+            for outcome in self._rehearsals.lost():
+                self.tell(outcome)
+            for worker in self._living():
                 self._spoil_arena(worker)  # its old worker may take a moment to die
-                self._died(worker, None, outside=outside, nursery=nursery)
+                self._died(
+                    worker, None, with_nursery=True, nursery_killed=killed, nursery=(how, error)
+                )
 
-    def _living(self) -> list[tuple[int, int]]:
-        """The workers that the nursery there is has started, or is about to, and has not reported
-        dead. Those whose start is still among the actions to be carried out are the next one's."""
-        machine = self.machine
-        coming = {(one.worker, one.generation) for one in self._todo if isinstance(one, v.Start)}
-        living = ((one, machine.generation(one)) for one in range(machine.workers))
-        return [one for one in living if machine.alive(one[0]) and one not in coming]
+    def _living(self) -> list[int]:
+        """The workers whose end has not been told."""
+        return [worker for worker, place in enumerate(self._places) if place.occupied]
 
     def _renew_nursery(self) -> None:
         """Make another, as the trainer is now; workers that lived are no deaths to be counted."""
@@ -502,19 +483,16 @@ class Crew:
         self._hear_of_deaths()
         self._holdings.drop_nursery()
         self._rehearsals.lost()  # with the workers that asked for them
-        for worker, generation in self._living():
+        for worker in self._living():
             self._spoil_arena(worker)  # its old worker may take a moment to die
             place = self._places[worker]
+            place.occupied = False
             place.exitcode, place.gone = -signal.SIGKILL, "renewed"
-            now = time.monotonic()
-            self.carry_out(self.machine.handle(v.WorkerRetired(worker, generation, now)))
-            self._send_another(worker)
+            self._tell_of_exit(worker, None, "killed", renewed=True)
 
     def _hear_of_deaths(self) -> None:
         """A worker that died of something else before the nursery is ended has a death of its own,
         with a cause. One whose channel has ended is about to be reported dead: wait for that."""
-        while self._unborn:
-            self._report(self._unborn.popleft())
         control = select.poll()
         control.register(self._holdings.nursery.control, select.POLLIN)
         deadline = time.monotonic() + LAST_WORDS
@@ -523,7 +501,7 @@ class Crew:
                 self._take_in_reports()
                 return
             self._take_in_reports()
-            if not any(self._has_hung_up(worker) for worker, _ in self._living()):
+            if not any(self._has_hung_up(worker) for worker in self._living()):
                 return
             left = deadline - time.monotonic()
             if left <= 0 or not control.poll(left * 1000):
@@ -536,14 +514,18 @@ class Crew:
             self._hear(worker, channel)
         return channel is None or not channel.open
 
-    def _abandon(self, worker: int) -> None:
+    def _abandon(self, worker: int, generation: int) -> None:
         """A worker that does not even die: never use its memory again."""
         place = self._places[worker]
+        if not place.occupied or generation != self.machine.generation(worker):
+            return  # another that was abandoned with it has shown that the nursery is to blame
         if not place.kill_confirmed:
             self._nursery_lost("did not answer and was ended")  # it is not the worker's fault
             return
-        self._spoil_arena(worker)
-        self._bury(worker, Ending("unkillable", None, None))
+        with self._together():
+            self._spoil_arena(worker)
+            place.occupied = False
+            self._tell_of_exit(worker, None, "unkillable")
 
     def _spoil_arena(self, worker: int) -> None:
         place = self._places[worker]
@@ -557,8 +539,6 @@ class Crew:
 
     def mind_the_time(self) -> None:
         """Do what is due, whether or not anything has happened."""
-        while self._unborn:
-            self._report(self._unborn.popleft())
         machine, silence, now = self.machine, self._silence, time.monotonic()
         silence.awake(now, self._longest_interval())
         self._coroner.look(now)
@@ -566,77 +546,112 @@ class Crew:
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
-            self.carry_out(machine.handle(v.Ticked(now)))
+            self.tell(v.Ticked(now))
         if silence.timeout is None or not silence.due(now, self._longest_interval()):
             return
         note_of = self._holdings.boxes.note
-        for worker in range(machine.workers):
-            if not machine.busy(worker):
+        for seat in machine.seats:
+            if not seat.busy:
                 continue
-            if silence.too_long(worker, note_of, machine.patience(worker, silence.timeout), now):
-                event = v.WorkerStalled(worker, machine.generation(worker), now)
-                self.carry_out(machine.handle(event))
+            patience = silence.timeout * (
+                1 << seat.stalls
+            )  # longer after a stall at the same batch
+            if silence.too_long(seat.id, note_of, patience, now):
+                self.tell(v.WorkerStalled(seat.id, seat.generation, now))
 
     def _mind_the_memory(self, now: float) -> None:
         for at in self._obituaries.deaths_of_memory():
             self._warden.died_of_memory(at)
         self.relief.look(now, self._coroner.pids)
-        self.carry_out(self.machine.relieved())
+        if self.machine.held_back:
+            self._with_room(None)  # there may be more than there was
 
-    # -- actions --------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------
 
-    def carry_out(self, actions: list[v.Action]) -> None:
-        """Do this, in the order in which it was decided.
-
-        What is done may itself be an event (an `Abandon` is a death) that leads to more actions:
-        those have to wait for what was decided before, or a task would be sent to a worker whose
-        start is still to come.
-        """
-        todo = self._todo
-        todo.extend(actions)
-        if self._busy:
+    def tell(self, event: v.Event) -> None:
+        """Have the machine decide, and do what it says."""
+        if self._acting:
+            self._caused.append(partial(self.tell, event))
             return
-        self._busy = True
+        machine = self.machine
+        if machine.held_back or type(event) in _TAKES_ROOM:
+            self._with_room(event)
+            return
+        actions = machine.handle(event)
+        self._share.in_flight = machine.in_flight
+        if actions:
+            self.carry_out(actions)
+
+    def _with_room(self, event: v.Event | None) -> None:
+        """Tell the machine how much room there is, if that has changed, and then of `event`."""
+        machine, share = self.machine, self._share
+        actions: Sequence[v.Action]
+        while True:
+            changed = False
+            with share.budget.taking:
+                room = share.room()
+                actions = ()
+                if room != machine.room:
+                    actions = machine.handle(v.RoomChanged(room))
+                    changed = bool(actions)
+                if not changed and event is not None:
+                    actions = machine.handle(event)
+                share.in_flight = machine.in_flight
+            if actions:
+                self.carry_out(actions)
+            if not changed or event is None:
+                return
+
+    def carry_out(self, actions: Sequence[v.Action]) -> None:
+        """Do this, in the order in which it was decided, and then what has come of it."""
+        self._acting = True
         try:
-            while todo:
-                self._carry_out(todo.popleft())
+            for action in actions:
+                self._carry_out(action)
         except BaseException:
-            todo.clear()
+            self._caused.clear()
             raise
         finally:
-            self._busy = False
+            self._acting = False
+        while self._caused:
+            self._caused.popleft()()
 
     @contextlib.contextmanager
-    def _put_off(self) -> Iterator[None]:
-        """What is decided inside is carried out at its end, at the earliest."""
-        if self._busy:
-            yield
-            return
-        self._busy = True
+    def _together(self) -> Iterator[None]:
+        """What is told inside is decided at its end."""
+        acting, self._acting = self._acting, True
         try:
             yield
         except BaseException:
-            self._todo.clear()
+            self._caused.clear()
             raise
         finally:
-            self._busy = False
-        self.carry_out([])
+            self._acting = acting
+        if not acting:
+            self.carry_out(())
+
+    # -- actions --------------------------------------------------------------------------
 
     def _carry_out(self, action: v.Action) -> None:
         if isinstance(action, v.Dispatch):
             self._dispatch(action)
+        elif isinstance(action, v.Deliver):
+            self.epoch.delivered = action.what
+        elif isinstance(action, v.Draw):
+            self.epoch.due += action.count
+        elif isinstance(action, v.Report):
+            self._tell_of_death(action)
+        elif isinstance(action, v.Forget):
+            self._forget(action)
+        elif isinstance(action, v.Start):
+            self._start(action)
         elif isinstance(action, v.Convict):
             self._convict(action)
         elif isinstance(action, v.Separate):
-            action.task.brief = (action.task.brief or NOTHING)._replace(apart=True)
+            task = action.task
+            self.give_hint(task, (self.hint(task) or NOTHING)._replace(apart=True))
         elif isinstance(action, v.Renew):
             self._renew_nursery()
-        elif action.generation != self.machine.generation(action.worker):
-            return  # an action before this one has replaced it already
-        elif not self.machine.alive(action.worker):
-            return  # or has found it dead, and nobody is to replace it
-        elif isinstance(action, v.Start):
-            self._start(action)
         elif isinstance(action, v.Rehearse):
             self._rehearse(action)
         elif isinstance(action, v.Ask):
@@ -644,15 +659,37 @@ class Crew:
         elif isinstance(action, v.Retire):
             self.relief.wish(action.worker, "retire")
         elif isinstance(action, v.Stay):
+            self._warden.stays(action.worker, self._places[action.worker].size, action.because)
             self.relief.wish(action.worker, "stay", action.for_good)
         elif isinstance(action, v.Abandon):
-            self._abandon(action.worker)
+            self._caused.append(partial(self._abandon, action.worker, action.generation))
         else:
-            if isinstance(action, v.Dump):
-                self._coroner.before_kill(action.worker)
-            number = signal.SIGABRT if isinstance(action, v.Dump) else signal.SIGKILL
-            self._places[action.worker].kill_confirmed = False
-            self._holdings.nursery.signal(action.worker, action.generation, number)
+            self._end(action)
+
+    def _end(self, action: v.Dump | v.Kill) -> None:
+        place, number = self._places[action.worker], signal.SIGKILL
+        if isinstance(action, v.Dump):
+            place.dumped, number = True, signal.SIGABRT
+            self._coroner.before_kill(action.worker)
+        place.kill_confirmed = False
+        self._holdings.nursery.signal(action.worker, action.generation, number)
+
+    # -- hints on bad samples -------------------------------------------------------------
+
+    def hint(self, task: v.Task) -> Brief | None:
+        """What the worker is told about a batch besides its indices, until that is answered."""
+        return self._hints.get((task.epoch, task.number)) if self._hints else None
+
+    def give_hint(self, task: v.Task, hint: Brief) -> None:
+        self._hints[task.epoch, task.number] = hint
+
+    def hint_at(self, number: int, hint: Brief | None) -> None:
+        """For the batch of this number, which is about to be drawn."""
+        if hint is not None:
+            self._hints[self.machine.epoch, number] = hint
+
+    def drop_hint(self, task: v.Task) -> None:
+        self._hints.pop((task.epoch, task.number), None)
 
     def _dispatch(self, action: v.Dispatch) -> None:
         place, item = self._places[action.worker], action.item
@@ -662,19 +699,20 @@ class Crew:
         released = place.window.take_released()
         place.tidied = False
         if isinstance(item, v.Task):
-            account = self.epoch.account
+            hint, account = self.hint(item), self.epoch.account
             if account is not None:
-                item.brief = account.refreshed(item.keys, item.brief)
-            if item.brief is None:
+                hint = account.refreshed(item.keys, hint)
+            if hint is None:
                 message = order("task", item.number, item.index, released)
             else:
-                content = (item.index, item.brief)
-                message = order("briefed", item.number, content, released)
+                self.give_hint(item, hint)
+                message = order("briefed", item.number, (item.index, hint), released)
         elif isinstance(item, v.Trial):
             task = item.task
-            suspect = (task.index, task.brief, item.sample, item.pause)
+            suspect = (task.index, self.hint(task), item.sample, item.pause)
             message = order("trial", task.number, suspect, released)
         else:
+            place.resumptions.append(item)
             message = order("resume", 0, item.seed, released)
         place.pulse.busy_since = time.monotonic()
         self._holdings.post(channel, message)
@@ -691,31 +729,35 @@ class Crew:
         """A sample ends its workers, alone too: the batch goes on without it."""
         account = self.epoch.account
         assert account is not None
-        task, last = action.task, action.deaths[-1].evidence
-        kind, error, words = last.in_words()
+        task, last = action.task, action.deaths[-1]
+        kind, error, words = accusation(last)
+        stack = thread_notes.split(last.stack)[1]
         bad = BadSample(
             index=None,
             kind=kind,
             error=error,
             message=words,
-            traceback=last.stack,
-            digest=digest_of_stack(last.stack),
+            traceback=stack,
+            digest=digest_of_stack(stack),
             worker_id=action.worker,
             attempts=len(action.deaths),
         )
-        task.brief = account.convict(task.keys, task.brief, action.sample, task.number, bad)
+        hint = account.convict(task.keys, self.hint(task), action.sample, task.number, bad)
+        self.give_hint(task, hint)
 
     def _start(self, action: v.Start) -> None:
         worker, place = action.worker, self._places[action.worker]
         place.reports, place.samples = (), None  # of an answer that never came
-        place.kill_confirmed = False
+        place.resumptions.clear()
+        place.occupied, place.pid = True, None
+        place.kill_confirmed = place.dumped = False
         place.pulse.busy_since = time.monotonic()
         trace = self._warden.started(worker)
         setup = self._setup(action, *self._random_states(action), trace)
         if isinstance(setup, NoWay):
+            place.occupied = False
             now = time.monotonic()
-            lost = v.StreamLost(worker, action.generation, now, setup.why, started=False)
-            self.carry_out(self.machine.handle(lost))
+            self.tell(v.StreamLost(worker, action.generation, now, setup.why, started=False))
             return
         self._holdings.boxes.clear(worker)
         try:
@@ -724,7 +766,8 @@ class Crew:
         except OSError as error:
             if action.generation == 0:
                 raise  # in iter(loader), where torch would raise it too
-            self._unborn.append(NotBorn(worker, action.generation, error.errno or 0))
+            unborn = NotBorn(worker, action.generation, error.errno or 0)
+            self._caused.append(partial(self._report, unborn))
 
     def _held(self, worker: int) -> tuple[tuple[int, int], ...]:
         """Parts of its arena that the consumer still uses; of that which it is started with."""
@@ -798,7 +841,8 @@ class Crew:
 
     def end(self, deadline: float) -> None:
         """Tell all workers to go, and wait for their end."""
-        self.machine.stop()
+        self.machine.handle(v.STOPPED)
+        self._share.close()
         self._rehearsals.stop()
         self._holdings.send_all_away()
         self._wait_for_all(deadline)

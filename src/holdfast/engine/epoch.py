@@ -22,6 +22,9 @@ class Epoch:
     shared_seed: int | None
     account: Account | None = None  # of bad samples; None to let them raise
     unclaimed: list[BadSample] = field(default_factory=list)  # reported with a replica's end
+    due: int = 0  # indices that are to be drawn from the sampler
+    drawn: int = 0  # indices that were
+    delivered: v.Delivery | v.End | v.GaveUp | None = None  # by the machine; the consumer's next
     taken: Taken | None = None  # until the consumer has made its batch of it
     ended: bool = False
     sampler_error: str | None = None  # the last word of the sampler

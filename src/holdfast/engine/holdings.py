@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import select
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,6 +24,7 @@ from holdfast.engine.nursery import Nursery
 from holdfast.engine.payload import Payload
 from holdfast.engine.protocol import Blueprint, Equipment, Setup
 from holdfast.engine.silence import Pulse
+from holdfast.engine.vocabulary import Resumption
 from holdfast.engine.worker import run
 from holdfast.memory import arena as arenas
 from holdfast.memory import threads
@@ -52,8 +54,12 @@ class Place:
     course: Course = field(default_factory=Course)  # of its stream, if it is one
     size: int = 0  # bytes it had of its own when it said that it is too large,
     random_before: bytes | None = None  # and its random state before the last batch
+    occupied: bool = False  # a process was ordered whose end has not been told
     gone: Gone = "died"  # why there is another in its place
+    dumped: bool = False  # it stalled, and has been told to write its stack and die
     kill_confirmed: bool = False
+    resumptions: deque[Resumption] = field(default_factory=deque)  # ordered and not answered
+    epoch: int = 0  # of its replica
     tidied: bool = False  # has been told to give back what it does not use, and nothing since
     reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next,
     samples: int | None = None  # and how many it took of a stream, if not as many as asked for

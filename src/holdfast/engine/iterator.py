@@ -40,7 +40,7 @@ from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.exceptions import rebuild
 from holdfast.engine.handle import WorkerHandle
-from holdfast.engine.machine import Machine
+from holdfast.engine.machine import BeforeSizesAreKnown, Machine
 from holdfast.engine.payload import Payload, spawn_payload
 from holdfast.engine.pickling import explain_pickle_error
 from holdfast.engine.pool import Pool, TimedOut
@@ -233,6 +233,8 @@ class ProcessIterator(_BaseDataLoaderIter):
             policy=options.policy,
         )
         payload = _payload(blueprint, loader.multiprocessing_context)
+        share = Share(budget)
+        at_first: BeforeSizesAreKnown = "any" if budget.total is None else "one"
         machine = Machine(
             workers=self._num_workers,
             prefetch=loader.prefetch_factor,
@@ -241,8 +243,9 @@ class ProcessIterator(_BaseDataLoaderIter):
             persistent=self._persistent_workers,
             restarts=options.restarts,
             leaves_out=options.policy is not None,
-            share=Share(budget, stats.largest_batch_bytes or None),
             recovery=options.iterable_recovery,
+            before_sizes_are_known="one-each" if budget.auto else at_first,
+            largest=stats.largest_batch_bytes or None,
         )
         try:
             with interrupts.deferred():  # until there is somebody who ends the workers
@@ -250,6 +253,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     blueprint,
                     payload=payload,
                     machine=machine,
+                    share=share,
                     shared_seed=self._shared_seed,
                     stall_timeout=options.stall_timeout,
                     on_incident=on_incident,
@@ -270,8 +274,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             # Its traceback holds this iterator, perhaps for long; nobody can use it.
             if hasattr(self, "_pool"):
                 self._pool.close()
-            else:
-                machine.stop()
+            share.close()
             raise
 
     @property
@@ -394,7 +397,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             pool.epoch.taken = None
             raise
         if isinstance(taken, v.GaveUp):
-            error = gave_up(taken, pool.machine.restarts, pool.obituaries)
+            error = gave_up(taken, pool.machine.restarts.policy, pool.obituaries)
             self._shutdown_workers()
             raise error
         if isinstance(taken, Refused):
@@ -462,7 +465,8 @@ class ProcessIterator(_BaseDataLoaderIter):
                 whose=self._pool.origin.prefix,
             )
         past_it = self._account is not None
-        return poisoned(result, self._pool.obituaries, past_it=past_it)
+        hint = self._pool.crew.hint(task)
+        return poisoned(result, self._pool.obituaries, hint, past_it=past_it)
 
     def _shutdown_workers(self) -> None:
         self._pool.close()

@@ -12,7 +12,6 @@ What it does is in `nurse`; here is how it is started, given its orders, heard a
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import pickle

@@ -1,7 +1,7 @@
 """From a death to an incident: what is written down, examined, told and counted.
 
 It comes in three parts, because neither the replacement nor the consumer need wait for the autopsy.
-First what is left of the worker is read (`open`), before a successor writes over it; the machine
+First what is left of the worker is read (`read`), before a successor writes over it; the machine
 decides on that, and its decision is carried out. Then what changes from moment to moment is read
 (`file`). These two are under the pool's lock. Last the death is examined, which may take a tenth of
 a second, and told (`settle`): to the loader's incidents, the logbook and the log, by the watch's
@@ -20,7 +20,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import BlackBoxes, Size
 from holdfast.autopsy.catalogue import CATALOGUE
 from holdfast.autopsy.cause import Remedy
@@ -31,15 +30,13 @@ from holdfast.autopsy.stack import tidy
 from holdfast.engine import vocabulary as v
 from holdfast.engine.continuation import Finding, Recovery
 from holdfast.engine.holdings import Gone
-from holdfast.engine.machine import Machine
-from holdfast.engine.nursery import SHORTAGES
 from holdfast.engine.transforms import in_transform
 from holdfast.memory import gauge
 from holdfast.origin import Origin
 from holdfast.samples.record import name_of
-from holdfast.samples.substitute import position_of, sample_of
+from holdfast.samples.substitute import position_of
 
-__all__ = ["Ending", "Obituaries", "Obituary", "remedies", "starts"]
+__all__ = ["Obituaries", "Remains", "accusation", "remedies"]
 
 log = logging.getLogger("holdfast")
 
@@ -54,74 +51,50 @@ PATIENCE = 2.0  # seconds to wait for somebody else's examination: the logbook's
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a worker ended: what a sample is accused of."""
+class Remains:
+    """What was read of a worker for the autopsy alone, before it was replaced."""
 
-    cause: str
-    signal: str | None
-    exitcode: int | None
-    stack: str = ""
-    errno: int | None = None  # of a start that failed
-    outside: bool = False  # somebody may have killed it who had nothing against it
-    nursery: tuple[str, str] = ("", "")  # with which it went: how that ended, and its traceback
-    at: float | None = None  # monotonic, if somebody was there to see it
-    grown: int | None = None  # bytes it had at most, beyond those it was born with
-
-    def in_words(self) -> tuple[str, str, str]:
-        """For a bad sample: its kind, its error and its message."""
-        if self.cause in ("stalled", "unkillable"):
-            return "stalled", "stalled", "made no progress"
-        error = self.signal or f"exit code {self.exitcode}"
-        return "killed", error, describe_end(self.signal, self.exitcode)
-
-
-@dataclass(frozen=True, slots=True)
-class Obituary:
-    """What was read of a worker before it was replaced."""
-
-    incident: Incident  # without its cause, and without what was done
-    death: v.Death
-    head: v.Task | None  # what it had to answer next
-    ready: bool
-    errno: int | None
-    by_itself: bool  # it has sent itself the signal it died of
+    pid: int | None
+    time: float  # of day
     stderr: str | None  # the end of what it wrote there
     size: Size | None  # as it noted it itself
 
-    def done(self, machine: Machine, actions: Sequence[v.Action]) -> str:
-        """What the machine does about it, in words. Only what is known now."""
-        worker = self.incident.worker_id
-        replaced = starts(actions, worker)
-        if machine.failure is not None:
-            return "gave up"
-        if self.gives_up_sample:
-            return "replaced; the sample is given up" if replaced else "the sample is given up"
-        if self.death.shortage:
-            return "tried again, after longer and longer pauses"
-        if any(isinstance(one, v.Convict) for one in actions):
-            return "replaced; the sample is left out, because it did so alone too"
-        if replaced and machine.on_trial(worker):
-            return "replaced; the sample is tried alone"
-        renewed = any(isinstance(one, v.Renew) for one in actions)
-        begun = "replaced by one forked anew" if renewed else "replaced"
-        if machine.put_off(worker):
-            begun = "started again after a pause"
-        elif not replaced:
-            return IDLE
-        if machine.iterable:
-            return f"{begun}{BEING_TAKEN_UP}"
-        making = self.ready and self.head is not None
-        return f"{begun}; its batch is made again" if making else begun
 
-    @property
-    def gives_up_sample(self) -> bool:
-        """Whether the machine has given up the batch it died of."""
-        return self.head is not None and isinstance(self.head.result, v.Poisoned)
+def accusation(exit: v.Exit) -> tuple[str, str, str]:
+    """For a bad sample of which a worker died: its kind, its error and its message."""
+    if exit.kind in ("stalled", "unkillable"):
+        return "stalled", "stalled", "made no progress"
+    error = exit.signal or f"exit code {exit.exitcode}"
+    return "killed", error, describe_end(exit.signal, exit.exitcode)
 
 
-def starts(actions: Sequence[v.Action], worker: int) -> bool:
-    """Whether a replacement for this worker is among the actions."""
-    return any(isinstance(one, v.Start) and one.worker == worker for one in actions)
+_BEGUN = {
+    v.Restart.NOW: "replaced",
+    v.Restart.ANEW: "replaced by one forked anew",
+    v.Restart.LATER: "started again after a pause",
+}
+
+
+def done(report: v.Report) -> str:
+    """What was decided about a death, in words. Only what is known now."""
+    outcome, restart = report.outcome, report.restart
+    if outcome is v.Outcome.GAVE_UP:
+        return "gave up"
+    if outcome is v.Outcome.SAMPLE_GIVEN_UP:
+        given_up = "the sample is given up"
+        return given_up if restart is v.Restart.NO else f"replaced; {given_up}"
+    if outcome is v.Outcome.TRIED_AGAIN:
+        return "tried again, after longer and longer pauses"
+    if outcome is v.Outcome.LEFT_OUT:
+        return "replaced; the sample is left out, because it did so alone too"
+    if outcome is v.Outcome.ON_TRIAL:
+        return "replaced; the sample is tried alone"
+    if outcome is v.Outcome.NOTHING_LEFT:
+        return IDLE
+    if outcome is v.Outcome.STREAM:
+        return f"{_BEGUN[restart]}{BEING_TAKEN_UP}"
+    again = "; its batch is made again" if outcome is v.Outcome.BATCH_AGAIN else ""
+    return f"{_BEGUN[restart]}{again}"
 
 
 def _sent_by(boxes: BlackBoxes, worker: int) -> str | None:
@@ -174,7 +147,7 @@ class Obituaries:
 
     def __init__(
         self,
-        machine: Machine,
+        recovery: Recovery,
         boxes: BlackBoxes,
         coroner: Coroner,
         dataset: Any,
@@ -186,9 +159,10 @@ class Obituaries:
         """`explained`: the kinds of death that this loader has explained so far; kept by it, and
         added to here. `on_amended` is told when more is known of an incident: what it was, what it
         is, and that in words."""
-        self._published: deque[tuple[v.Death, Incident]] = deque(maxlen=REMEMBERED)
-        self._waiting: dict[int, deque[tuple[v.Death, Incident]]] = {}  # for what that shows
-        self._machine = machine
+        self._published: deque[tuple[v.Exit | None, Incident]] = deque(maxlen=REMEMBERED)
+        self._waiting: dict[int, deque[tuple[v.Exit, Incident]]] = {}  # for what that shows
+        self.recovery = recovery
+        """How streams are to be continued."""
         self._boxes = boxes
         self._coroner = coroner
         self._dataset = dataset
@@ -196,12 +170,12 @@ class Obituaries:
         self._on_amended = on_amended
         self.origin = origin
         self._explained = set() if explained is None else explained
-        self._filed: deque[tuple[Obituary, Incident, Body | None] | _TakenUp] = deque()
+        self._filed: deque[tuple[v.Exit, Incident, Body | None] | _TakenUp] = deque()
         # One examination at a time. Whoever has the pool's lock may take this one; we never do it
         # the other way round. A log handler of the user's may, or ask for incidents in the middle
         # of it: hence the patience, and a lock that its owner may take again.
         self._examining = threading.RLock()
-        self._remedies = remedies(machine.recovery)  # of a stream
+        self._remedies = remedies(recovery)  # of a stream
         self._of_memory: deque[float] = deque()  # when somebody died of it
 
     def all(self) -> list[Incident]:
@@ -209,71 +183,38 @@ class Obituaries:
         self.settle()
         return [incident for _, incident in list(self._published)]  # which others append to
 
-    def of(self, deaths: Sequence[v.Death]) -> list[Incident]:
+    def of(self, deaths: Sequence[v.Exit]) -> list[Incident]:
         """Those of these very deaths, as far as they are remembered."""
         self.settle()
         wanted = {id(death) for death in deaths}
         return [incident for death, incident in list(self._published) if id(death) in wanted]
 
-    def open(self, worker: int, pid: int | None, ending: Ending, no_way: str = "") -> Obituary:
-        """Read what the worker has left, before anybody takes its place; `no_way` says why nobody
-        can, if its stream is not at its end."""
-        machine = self._machine
+    def read(
+        self, worker: int, pid: int | None, exit: v.Exit, reaped: float | None = None
+    ) -> tuple[v.Exit, Remains]:
+        """Read what the worker has left, before another takes its place: the exit with all that the
+        machine decides on, and the rest. `reaped` is when its end was seen."""
         note = self._boxes.note(worker)
         stack = tidy(self._boxes.take_dump(worker))
-        head = machine.head(worker)
-        in_flight = head is not None and note.task == head.number and note.step == "fetch"
         step = note.step
         if step in ("fetch", "collate") and note.task is None:
             step = "replay"  # batches without a number are those that were delivered before
-        sample = blamed = None
-        if in_flight and head is not None:
-            sample = sample_of(head.keys, head.brief, note.position)
-            if ending.cause != "killed" or ending.signal is not None:
-                blamed = (head.number, note.position)  # else it went with the nursery
-        by_itself = ending.signal is not None and _sent_by(self._boxes, worker) == ending.signal
-        outside = ending.outside and not by_itself
-        # Only of a trial, which is one sample, is it noted when that was begun.
-        timed = blamed is not None and ending.at is not None and machine.on_trial(worker)
-        death = v.Death(
-            at=time.monotonic(),
-            sample=blamed,
-            perhaps_from_outside=outside,
-            memory=outside and blamed is not None and self._was_short(worker, ending.grown),
-            after=max(0.0, (ending.at or 0.0) - note.since) if timed else None,
-            inherited=ending.cause == "stalled"
+        by_itself = exit.signal is not None and _sent_by(self._boxes, worker) == exit.signal
+        exit = dataclasses.replace(
+            exit,
+            by_itself=by_itself,
+            inherited=exit.kind == "stalled"
             and self._coroner.stalled_on_inherited_lock(worker, stack),
-            catching_up=machine.ready(worker) and step in ("start-up", "replay"),
-            shortage=ending.errno in SHORTAGES,
-            no_way=no_way,
-            evidence=dataclasses.replace(ending, stack=thread_notes.split(stack)[1]),
-        )
-        incident = Incident(
-            kind=ending.cause,
-            worker_id=worker,
-            pid=pid,
-            signal=ending.signal,
-            exitcode=ending.exitcode,
-            batch=head.number if head is not None else note.task,
-            sample=sample,
-            position=position_of(note.position) if in_flight else None,
+            task=note.task,
+            position=note.position,
             step=step,
+            seconds=None if reaped is None else max(0.0, reaped - note.since),
             stack=stack,
-            action="",
-            time=time.time(),
-            loader=self.origin.loader,
-            rank=self.origin.rank,
         )
-        return Obituary(
-            incident,
-            death,
-            head,
-            machine.ready(worker),
-            ending.errno,
-            by_itself,
-            self._boxes.words(worker),
-            self._boxes.size(worker),
-        )
+        if exit.from_outside and step == "fetch" and self._was_short(worker, exit.grown):
+            exit = dataclasses.replace(exit, memory=True)
+        remains = Remains(pid, time.time(), self._boxes.words(worker), self._boxes.size(worker))
+        return exit, remains
 
     def _was_short(self, worker: int, grown: int | None) -> bool:
         """Whether memory may be why it was killed: the kernel has counted it, or while this worker
@@ -283,9 +224,26 @@ class Obituaries:
         left = gauge.read().free  # now that it is gone
         return grown is not None and left is not None and grown >= NEARLY_ALL * left
 
-    def file(self, obituary: Obituary, action: str) -> None:
-        """Keep for examination what will not be the same in a moment."""
-        incident = dataclasses.replace(obituary.incident, action=action)
+    def file(self, report: v.Report, sample: Any) -> None:
+        """Keep for examination what will not be the same in a moment; `sample` is what the sampler
+        calls the one that was being loaded."""
+        exit, remains, task = report.exit, report.remains, report.task
+        incident = Incident(
+            kind=exit.kind,
+            worker_id=report.worker,
+            pid=remains.pid,
+            signal=exit.signal,
+            exitcode=exit.exitcode,
+            batch=exit.task if task is None else task.number,
+            sample=sample,
+            position=position_of(exit.position) if report.loading else None,
+            step=exit.step,
+            stack=exit.stack,
+            action=done(report),
+            time=remains.time,
+            loader=self.origin.loader,
+            rank=self.origin.rank,
+        )
         body: Body | None = None
         with _not_worth_the_run():
             body = self._coroner.receive(
@@ -294,28 +252,23 @@ class Obituaries:
                 signal=incident.signal,
                 exitcode=incident.exitcode,
                 stack=incident.stack,
-                errno=obituary.errno,
+                errno=exit.errno,
                 step=incident.step,
                 batch=incident.batch,
                 sample=incident.sample,
-                ready=obituary.ready,
-                sent_by_itself=obituary.by_itself,
-                stderr=obituary.stderr,
-                nursery_end=obituary.death.evidence.nursery[0],
-                nursery_error=obituary.death.evidence.nursery[1],
-                size=obituary.size,
+                ready=report.ready,
+                sent_by_itself=exit.by_itself,
+                stderr=remains.stderr,
+                nursery_end=exit.nursery[0],
+                nursery_error=exit.nursery[1],
+                size=remains.size,
             )
-        self._filed.append((obituary, incident, body))
+        self._filed.append((exit, incident, body))
 
     def taken_up(self, worker: int, pid: int | None, finding: Finding, gone: Gone) -> None:
         """Another process has tried to go on with the stream of the one before it, which is `gone`
         for that reason."""
         self._filed.append(_TakenUp(worker, pid, finding, time.time(), gone))
-
-    @property
-    def recovery(self) -> Recovery:
-        """How streams are to be continued."""
-        return self._machine.recovery
 
     @property
     def pending(self) -> bool:
@@ -342,18 +295,18 @@ class Obituaries:
         """When somebody died of it, since we were last asked."""
         return [self._of_memory.popleft() for _ in range(len(self._of_memory))]
 
-    def _publish(self, obituary: Obituary, incident: Incident, body: Body | None) -> None:
+    def _publish(self, exit: v.Exit, incident: Incident, body: Body | None) -> None:
         with _not_worth_the_run():
             if body is not None:
                 incident = self._examined(incident, body)
         with _not_worth_the_run():
             self._on_incident(incident)
-        self._published.append((obituary.death, incident))
+        self._published.append((exit, incident))
         if incident.action.endswith(BEING_TAKEN_UP):
             waiting = self._waiting.setdefault(incident.worker_id, deque(maxlen=WAITING))
-            waiting.append((obituary.death, incident))
+            waiting.append((exit, incident))
         if incident.cause == "oom-killed":
-            self._of_memory.append(obituary.death.at)
+            self._of_memory.append(exit.at)
         # Why, and what to do, once for deaths that are alike: what happens again is a line.
         kind = incident.kind_of_death()
         known = kind in self._explained
@@ -406,7 +359,7 @@ class Obituaries:
         )
         with _not_worth_the_run():
             self._on_incident(incident)
-        self._published.append((v.Death(at=time.monotonic()), incident))
+        self._published.append((None, incident))
         self._say(f"{self.origin.prefix}{incident.who()}", taken.finding)
 
     def _say(self, who: str, finding: Finding) -> None:

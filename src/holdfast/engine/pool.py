@@ -65,6 +65,7 @@ from holdfast.engine.warden import Warden
 from holdfast.engine.watch import CLOSED, OPEN, Watch
 from holdfast.errors import LoaderClosed
 from holdfast.memory import codec
+from holdfast.memory.budget import Share
 from holdfast.memory.growth import Said
 from holdfast.origin import Origin
 from holdfast.samples.keys import keep, keys_of
@@ -92,6 +93,7 @@ class Pool:
         *,
         payload: Payload | None,
         machine: Machine,
+        share: Share,
         shared_seed: int | None,
         stall_timeout: float | None,
         on_incident: Callable[[Incident], None],
@@ -129,13 +131,14 @@ class Pool:
                 undo.callback(payload.close)
             coroner = Coroner(method, machine.workers, logbook, stall_timeout=stall_timeout)
             warden = Warden(
-                machine.share,
+                share,
                 worker_memory_limit,
                 machine.workers,
                 logbook=logbook,
                 said=said,
                 origin=origin,
                 start_method=method,
+                largest_batch=machine.largest,
             )
             self.watch = Watch(self)
             undo.callback(self.watch.cancel)
@@ -145,7 +148,7 @@ class Pool:
                 )
             undo.pop_all()
         self.obituaries = Obituaries(
-            machine,
+            machine.recovery,
             self.holdings.boxes,
             coroner,
             blueprint.dataset,
@@ -154,12 +157,12 @@ class Pool:
             explained,
             on_amended,
         )
-        self.epoch = Epoch(shared_seed)
         pulses = [place.pulse for place in self.holdings.places]
         self.crew = Crew(
             machine,
             self.holdings,
-            self.epoch,
+            Epoch(shared_seed),
+            share,
             silence=Silence(pulses, stall_timeout, time.monotonic()),
             coroner=coroner,
             warden=warden,
@@ -170,12 +173,16 @@ class Pool:
         )
         registry.enrol(self.watch)
         try:
-            self.crew.carry_out(machine.begin())
+            self.crew.tell(v.Began())
             coroner.begin()  # reads much; meanwhile the first worker is being born
             self.watch.start()
         except BaseException:
             self.watch.close_now()
             raise
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.crew.epoch
 
     # -- the consumer's side --------------------------------------------------------------
 
@@ -185,32 +192,35 @@ class Pool:
         It stays in `taken` until the consumer has made its batch of it, however often a signal
         handler raises in between.
         """
-        machine = self.machine
+        crew = self.crew
+        epoch = crew.epoch
         try:
             self._enter()
             if self.watch.stage is not OPEN:
-                if self.epoch.ended:
+                if epoch.ended:
                     self._leave()
                     return v.END  # and stays so, however often it is asked
                 self._check()
-            if machine.held_back:
-                self.crew.carry_out(machine.unpacked())
-            if (machine.share.largest or 0) >= LARGE:
-                self.crew.give_back()
-            if machine.draws_due:
+            if (self.machine.largest or 0) >= LARGE:
+                crew.give_back()
+            if epoch.due:
                 self._draw(draw)
-            taken: Any = machine.take()
-            if taken is None and self.crew.hear_awaited():
-                taken = machine.take()
-            if taken is None or isinstance(taken, v.GaveUp):
-                taken = self._wait(draw, timeout)
-            self.epoch.taken = taken
+            if epoch.delivered is None:
+                crew.tell(v.ASKED)
+                if epoch.delivered is None:
+                    crew.hear_awaited()
+                if epoch.delivered is None:
+                    self._wait(draw, timeout)
+            taken: Any = epoch.delivered
+            if isinstance(taken, v.GaveUp) and taken.reason == "refused":
+                taken = crew.refused
+            epoch.taken, epoch.delivered = taken, None
             if isinstance(taken, v.Delivery):
                 self._count(taken.result)
                 self._draw(draw)
             else:
-                self.epoch.ended = taken is v.END
-                if self.epoch.ended and self.epoch.sampler_error is not None:
+                epoch.ended = taken is v.END
+                if epoch.ended and epoch.sampler_error is not None:
                     self._say_that_it_is_incomplete()
             self._leave()
         except BaseException as error:
@@ -219,16 +229,16 @@ class Pool:
         return taken  # type: ignore[no-any-return]
 
     def _count(self, result: Any) -> None:
-        stats, share = self.stats, self.machine.share
+        stats, machine = self.stats, self.machine
         if isinstance(result, Reported):
             result = result.result
         if isinstance(result, codec.Parcel):
             stats.bytes += result.nbytes
             stats.batches += 1  # else there is none: all its samples were left out, or it failed
-        if share.peak > stats.most_in_flight_bytes:
-            stats.most_in_flight_bytes = share.peak
-        if share.largest and share.largest > stats.largest_batch_bytes:
-            stats.largest_batch_bytes = share.largest
+        if machine.peak > stats.most_in_flight_bytes:
+            stats.most_in_flight_bytes = machine.peak
+        if machine.largest and machine.largest > stats.largest_batch_bytes:
+            stats.largest_batch_bytes = machine.largest
 
     def _say_that_it_is_incomplete(self) -> None:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
@@ -245,9 +255,8 @@ class Pool:
         """The consumer has its batch: what it keeps is not in flight."""
         try:
             self._enter()
-            actions = self.machine.unpacked()
-            if actions and self.watch.stage is OPEN:
-                self.crew.carry_out(actions)
+            if self.watch.stage is OPEN:
+                self.crew.tell(v.UNPACKED)
             self._leave()
         except BaseException as error:
             self._fail(error)
@@ -258,19 +267,15 @@ class Pool:
         with self.lock:
             if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
                 self.epoch.taken = None
+            if isinstance(taken, v.Delivery):
+                self.crew.drop_hint(taken.task)
 
-    def _wait(self, draw: Callable[[], Any], timeout: float) -> Taken:
+    def _wait(self, draw: Callable[[], Any], timeout: float) -> None:
         """Wait for what the consumer is to get."""
+        epoch = self.epoch
         began = now = time.monotonic()
         deadline = began + timeout if timeout > 0 else None
-        while True:
-            taken = self.machine.take()
-            if taken is not None and not isinstance(taken, v.GaveUp):
-                break
-            if self.crew.refused is not None:
-                return self.crew.refused
-            if taken is not None:
-                return taken
+        while epoch.delivered is None:
             if self._pump(None if deadline is None else deadline - now):
                 if deadline is not None:
                     deadline = time.monotonic() + timeout
@@ -280,9 +285,9 @@ class Pool:
             now = time.monotonic()
             self._check()
             self._draw(draw)  # a replica that ended leaves room for another task
-        self.stats.waits += 1
-        self.stats.wait_seconds += now - began
-        return taken
+        if not isinstance(epoch.delivered, v.GaveUp):
+            self.stats.waits += 1
+            self.stats.wait_seconds += now - began
 
     def resume(
         self, shared_seed: int | None, draw: Callable[[], Any], account: Account | None
@@ -291,8 +296,8 @@ class Pool:
         self.check_owner()
         with self._undivided():
             self._check()
-            self.epoch = self.crew.epoch = Epoch(shared_seed, account)
-            self.crew.carry_out(self.machine.resume(shared_seed))
+            self.crew.epoch = Epoch(shared_seed, account)
+            self.crew.tell(v.EpochBegan(shared_seed))
             self._draw(draw)
 
     def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
@@ -302,7 +307,8 @@ class Pool:
             self._draw(draw)
 
     def _draw(self, draw: Callable[[], Any]) -> None:
-        while self.machine.draws_due > 0:
+        crew, epoch = self.crew, self.epoch
+        while epoch.due > 0:
             open_ = self._open_draws and self._shielded
             if open_:
                 self._leave()  # one that raises here has not struck the sampler
@@ -314,20 +320,22 @@ class Pool:
                     if open_:
                         self._shield()
             except StopIteration:
-                self.machine.drained()
+                epoch.due -= 1
+                crew.tell(v.DRAINED)
             except BaseException as error:
-                self.epoch.sampler_error = repr(error)
+                epoch.sampler_error = repr(error)
                 if not interrupts.struck(error):  # else the index may be lost
                     self._midway = False
                 raise
             else:
-                self.epoch.sampler_error = None
+                epoch.due -= 1
+                epoch.sampler_error = None
                 index = keep(index)
                 keys = keys_of(index, self._auto_collation)
-                brief = None
-                if self.epoch.account is not None:
-                    brief = self.epoch.account.brief(self.machine.next_number, keys)
-                self.crew.carry_out(self.machine.draw(index, keys, brief))
+                if epoch.account is not None:
+                    crew.hint_at(epoch.drawn, epoch.account.brief(epoch.drawn, keys))
+                    epoch.drawn += 1
+                crew.tell(v.Drawn(index, keys))
 
     # -- the workers ----------------------------------------------------------------------
 
@@ -384,7 +392,7 @@ class Pool:
         """Whether another epoch can begin on these workers."""
         with self.lock:
             over = self.watch.stage is not OPEN or self._midway
-            return not over and self.crew.refused is None and self.machine.failure is None
+            return not over and self.machine.failure is None
 
     def _pump(self, timeout: float | None) -> bool:
         """Wait for something to happen and deal with it; whether a worker was heard."""

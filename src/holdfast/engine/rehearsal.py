@@ -31,10 +31,8 @@ from holdfast.engine.protocol import TAKEN_UP, Setup
 from holdfast.engine.silence import BOOT_ALLOWANCE
 from holdfast.memory import arena as arenas
 
-__all__ = ["PAYS", "Outcome", "Rehearsals"]
+__all__ = ["PAYS", "Rehearsals"]
 
-Outcome = tuple[v.Rehearsed, Finding | None]
-"""For the machine, and what was found, if anything was."""
 PAYS = 0.75  # of the worker's size, at most, for a fresh process to be worth the change
 
 
@@ -118,7 +116,7 @@ class Rehearsals:
         if not one.channel.open:
             self._forget(one.channel)
 
-    def report(self, report: Report) -> Outcome | None:
+    def report(self, report: Report) -> v.Rehearsed | None:
         """What the nursery says of one: at its end, what came of it."""
         one = self._running.get(report.worker)
         if one is None or report.generation != one.number:
@@ -127,11 +125,11 @@ class Rehearsals:
             return None
         return self._over(report.worker)
 
-    def _over(self, region: int) -> Outcome:
+    def _over(self, region: int) -> v.Rehearsed:
         self.hear(region)
         one = self._running.pop(region)
         self._forget(one.channel)
-        return _outcome(one), one.finding
+        return _outcome(one)
 
     def _forget(self, channel: Channel) -> None:
         if channel.fileno() >= 0:
@@ -153,7 +151,7 @@ class Rehearsals:
     def _kill(self, region: int, one: _Rehearsal) -> None:
         self._holdings.nursery.signal(region, one.number, signal.SIGKILL)
 
-    def lost(self) -> list[Outcome]:
+    def lost(self) -> list[v.Rehearsed]:
         """The nursery is dead, and all that it had forked."""
         return [self._over(region) for region in list(self._running)]
 
@@ -172,6 +170,7 @@ def _outcome(one: _Rehearsal) -> v.Rehearsed:
     if finding is None:
         return v.Rehearsed(worker, generation, None)
     if finding.leaves:
-        return v.Rehearsed(worker, generation, None, unfit=finding.unfit)
+        return v.Rehearsed(worker, generation, None, unfit=finding.unfit, finding=finding)
+    exact = False if finding.lost else finding.exact
     pays = not finding.too_large and (finding.private or 0) <= one.bound
-    return v.Rehearsed(worker, generation, False if finding.lost else finding.exact, pays)
+    return v.Rehearsed(worker, generation, exact, pays, finding=finding)

@@ -30,6 +30,7 @@ class Relief:
         self, machine: Machine, holdings: Holdings, warden: Warden, logbook: Logbook | None
     ) -> None:
         self._machine = machine
+        self._seats = machine.seats
         self._holdings = holdings
         self._places = holdings.places
         self._warden = warden
@@ -40,7 +41,7 @@ class Relief:
     def look(self, now: float, pids: Mapping[int, int]) -> None:
         """Have the warden look, and tell the workers what follows from it."""
         self._note_held_back()
-        ready = {worker: pid for worker, pid in pids.items() if self._machine.ready(worker)}
+        ready = {worker: pid for worker, pid in pids.items() if self._seats[worker].ready}
         fattest = self._warden.look(now, ready if self._machine.recycles else {})
         if fattest is not None:
             self.wish(fattest, "ask" if self._machine.iterable else "retire")
@@ -52,7 +53,7 @@ class Relief:
             self._shrink(
                 worker
                 for worker, place in enumerate(self._places)
-                if now - place.pulse.busy_since >= TIDY_AFTER and not self._machine.busy(worker)
+                if now - place.pulse.busy_since >= TIDY_AFTER and not self._seats[worker].busy
             )
 
     def wish(
@@ -60,7 +61,7 @@ class Relief:
     ) -> bool:
         """An order that does not wait behind tasks ordered before; whether it was sent."""
         channel, window = self._places[worker].channel, self._places[worker].window
-        if channel is None or not self._machine.ready(worker):
+        if channel is None or not self._seats[worker].ready:
             return False
         self._holdings.post(channel, order(kind, 0, content, window.take_released()))
         self._holdings.boxes.ring(worker)
@@ -74,8 +75,8 @@ class Relief:
                 place.tidied = self.wish(worker, "shrink")
 
     def _note_held_back(self) -> None:
-        share = self._machine.share
-        limit, largest = share.budget.limit, share.largest
+        share = self._warden.share
+        limit, largest = share.budget.limit, self._machine.largest
         if self._held_back or limit is None or largest is None or not self._machine.held_back:
             return
         if share.alone or share.cap is not None:

@@ -11,10 +11,11 @@ from typing import Any
 from holdfast.autopsy.clues import find
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
-from holdfast.engine import machine as m
 from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Refused
+from holdfast.engine.machine import RAISES
 from holdfast.engine.obituaries import Obituaries
+from holdfast.engine.restarts import FAILED_STARTS
 from holdfast.errors import (
     PoisonSample,
     RestartLimitExceeded,
@@ -23,7 +24,7 @@ from holdfast.errors import (
     WorkerStartError,
 )
 from holdfast.origin import Origin
-from holdfast.samples.substitute import position_of, sample_of
+from holdfast.samples.substitute import Brief, position_of, sample_of
 
 __all__ = ["cannot_start", "gave_up", "poisoned"]
 
@@ -71,7 +72,7 @@ def _never_ready(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) ->
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} died again and again while it was starting, so it is not started "
         "again.\n"
-        f"{_list(mine[-m.FAILED_STARTS :])}\nWhat to do: {advice}"
+        f"{_list(mine[-FAILED_STARTS:])}\nWhat to do: {advice}"
     )
 
 
@@ -83,7 +84,7 @@ def _never_caught_up(
     return WorkerStartError(
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} died again and again while it was catching up with its predecessor, so "
-        f"it is not started again.\n{_list(mine[-m.FAILED_STARTS :])}\n"
+        f"it is not started again.\n{_list(mine[-FAILED_STARTS:])}\n"
         "What to do: run through the dataset's iterator by hand in a fresh Python, as far as the "
         "batch above; if it has load_state_dict(), load a state there and go on from it."
     )
@@ -100,7 +101,7 @@ def _not_continued(
             "see that state_dict() gives a state that load_state_dict() takes in another process; "
             'or have what was delivered drawn again and compared: iterable_recovery="auto".'
         )
-    elif failure.why == m.RAISES:
+    elif failure.why == RAISES:
         advice = (
             'iterable_recovery="auto" has streams continued by another process, and says whether '
             "that was exact."
@@ -120,7 +121,7 @@ def _not_continued(
 def _no_room(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) -> WorkerStartError:
     """The error for a worker that the system had no room for, again and again."""
     pid = next((one.pid for one in reversed(mine) if one.pid is not None), "none")
-    errors = Counter(death.evidence.errno for death in failure.deaths)
+    errors = Counter(death.errno for death in failure.deaths if death.errno is not None)
     said = "; ".join(
         f"{errno.errorcode.get(number, number)} ({os.strerror(number)}), {count} times"
         for number, count in errors.most_common()
@@ -137,7 +138,9 @@ def _no_room(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) -> Wor
     )
 
 
-def poisoned(verdict: v.Poisoned, obituaries: Obituaries, *, past_it: bool = False) -> PoisonSample:
+def poisoned(
+    verdict: v.Poisoned, obituaries: Obituaries, hint: Brief | None = None, *, past_it: bool = False
+) -> PoisonSample:
     """The error for a sample that ended several workers in a row.
 
     `past_it` if the user wants to go on without bad samples, and that is not possible here.
@@ -148,7 +151,7 @@ def poisoned(verdict: v.Poisoned, obituaries: Obituaries, *, past_it: bool = Fal
         for one in obituaries.all()
         if one.worker_id == task.worker and (one.batch, one.position) == (task.number, position)
     ][-len(verdict.deaths) :]
-    sample = sample_of(task.keys, task.brief, verdict.position)
+    sample = sample_of(task.keys, hint, verdict.position)
     name = f"sample {sample!r}" if sample is not None else "a sample"
     where = f"batch {task.number}"
     if position is not None:

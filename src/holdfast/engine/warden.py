@@ -83,6 +83,7 @@ class Warden:
         said: Said | None = None,
         origin: Origin = _NOBODYS,
         start_method: str = "fork",
+        largest_batch: int | None = None,
     ) -> None:
         self.share = share
         self._whose = origin.prefix
@@ -112,7 +113,7 @@ class Warden:
             confined=reading.confined,
             workers=workers,
             ranks=self.ranks,
-            batch=share.largest or 0,
+            batch=largest_batch or 0,
         )
         self._may_recycle = limit is not None
         self._workers = workers
@@ -263,16 +264,11 @@ class Warden:
         )
         self._write("recycled", f"{text}; replaced", worker=worker, private=private)
 
-    def stays(
-        self,
-        worker: int,
-        size: int,
-        outcome: Rehearsed | None = None,
-        finding: Finding | None = None,
-    ) -> None:
+    def stays(self, worker: int, size: int, outcome: Rehearsed | None = None) -> None:
         """A worker is too large and is not replaced: its stream would suffer, or nothing is won;
         or, without an outcome, nobody is."""
         self._asked.pop(worker, None)
+        finding: Finding | None = None if outcome is None else outcome.finding
         if outcome is None:
             reason, why = "nobody is", "streams are not to be continued by another process"
             advice = 'With iterable_recovery="auto" that is tried first'
