@@ -211,6 +211,8 @@ class Machine:
         self.recovery = recovery  # of streams
         self.recycles = not iterable or recovery != "raise"
         """Whether workers are replaced for their size."""
+        self.continued: int | None = None
+        """A worker whose stream another process has gone on with, in this epoch."""
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.draws_due = self.limit
@@ -240,6 +242,7 @@ class Machine:
     def resume(self, seed: int | None) -> list[Action]:
         """Another epoch on persistent workers. What is still out is executed and dropped."""
         self.epoch += 1
+        self.continued = None
         self.draws_due = self.limit
         self.share.give(self._unread)
         self._unread = 0
@@ -842,6 +845,8 @@ class Machine:
         seat.generation += 1
         seat.alive = True
         seat.renewals = self._renewals
+        if self.iterable and not seat.exhausted:
+            self.continued = seat.id
         place = seat.answered, seat.passed, seat.replica, seat.exhausted
         start = Start(seat.id, seat.generation, *place, self._unfit, bool(seat.strikes))
         return [start, *(Dispatch(seat.id, item) for item in seat.items)]
