@@ -36,7 +36,11 @@ def test_what_comes_with_a_start_that_failed_again_is_carried_out(
     crew._places = [SimpleNamespace(pid=None)]
     crew._obituaries = SimpleNamespace(open=lambda *_: SimpleNamespace(death=death))
     crew.machine = SimpleNamespace(
-        generation=lambda _: 1, handle=lambda _: decided, failure=None, tries=lambda _: 2
+        generation=lambda _: 1,
+        handle=lambda _: decided,
+        failure=None,
+        tries=lambda _: 2,
+        iterable=False,
     )
     monkeypatch.setattr(v, "WorkerDied", lambda *_: None)
     monkeypatch.setattr(Crew, "carry_out", lambda _, actions: done.append(actions))
