@@ -614,6 +614,21 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
     assert player.deadline() is None
 
 
+def test_a_start_that_fails_again_is_not_told_again_and_what_comes_with_it_is_handed_out() -> None:
+    """Another loader has given memory back meanwhile."""
+    player = Player(2, 1, largest=10)
+    player.handle(v.RoomChanged(10))
+    player.begin()
+    assert numbers(player.fill([0, 1])) == [0]
+    assert player.handle(died(0, 0, 0.0, shortage=True)) == []
+    (told,) = player.reports
+    assert (told.outcome, told.restart) == (v.Outcome.TRIED_AGAIN, v.Restart.NO)
+    player.handle(v.Ticked(0.2))
+    player.machine.room = 20
+    assert numbers(player.handle(died(0, 1, 0.2, shortage=True))) == [1]
+    assert player.reports == [told]
+
+
 def test_others_go_on_while_a_start_waits_and_what_is_due_waits_with_it() -> None:
     player = Player(2, 1)
     player.begin()

@@ -358,3 +358,70 @@ def test_a_stream_that_cannot_be_taken_up_is_not_said_to_be(
     assert loader.stats()["restarts"] == 0
     assert "taken up" not in caplog.text
     loader.close()
+
+
+class OnceWithLength(Once):
+    def __len__(self) -> int:
+        return self.size
+
+
+def test_a_stream_that_ends_early_behind_what_was_drawn_again_is_an_error_if_its_length_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that had been delivered comes again, and then the first of two halves is all there is."""
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(OnceWithLength(tmp_path / "seen", SIZE // 2), **TWO)
+    assert len(loader) == SIZE // 3
+    seen = []
+    with pytest.raises(StreamLost) as caught:
+        seen.extend(batch.tolist() for batch in loader)
+    lacking = SIZE // 12
+    assert len(seen) == SIZE // 3 - lacking
+    assert f"{len(seen)} batches came in this epoch where len(loader) promises {SIZE // 3}" in str(
+        caught.value
+    )
+    loader.close()
+
+
+def test_a_stream_that_ends_early_and_nobody_knows_is_told_as_what_was_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Once(tmp_path / "seen", SIZE // 2), **TWO)
+    streams(loader)
+    (incident,) = loader.incidents
+    shown = "3 batches delivered in this epoch were drawn again, and equal"
+    assert incident.action == f"replaced; {shown}"
+    assert caplog.messages[-1].endswith(f"its stream goes on; {shown}")
+
+
+class PromisesMore(Plain):
+    def __len__(self) -> int:
+        return 2 * self.size
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_length_that_promised_too_much_without_a_death_proves_nothing(persistent: bool) -> None:
+    loader = DataLoader(PromisesMore(), **TWO, persistent_workers=persistent)
+    assert len(loader) == 2 * SIZE // 3
+    assert len(list(loader)) == SIZE // 3
+    iterator = iter(loader)
+    next(iterator)
+    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    assert 1 + len(list(iterator)) == SIZE // 3
+    assert len(loader.incidents) == 1
+    loader.close()
+
+
+def test_with_drop_last_each_worker_may_lack_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=2")
+
+    class Known(Plain):
+        def __len__(self) -> int:
+            return self.size
+
+    loader = DataLoader(Known(22), batch_size=2, num_workers=2, drop_last=True)
+    assert len(loader) == 11
+    (stream,) = streams(loader)
+    assert len(stream) == 10
+    assert len(loader.incidents) == 1

@@ -21,8 +21,9 @@ time of day. So neither is trusted:
 What that shows, and what it does not. After a replay: all that had been delivered came again, in
 order. After loading a state: the last delivered batch came again. In both cases as far as a
 fingerprint sees, and what comes after it is the dataset's: a state that is right about the last
-batch and wrong about the next is not noticed. If nothing of this epoch had been delivered there is
-nothing to compare, and nothing is claimed.
+batch and wrong about the next is not noticed. A stream that gives less from there on than it would
+have given is noticed at the end of the epoch, and only if the user has asked for its length. If
+nothing of this epoch had been delivered there is nothing to compare, and nothing is claimed.
 
 Persistent workers begin another epoch with the dataset they have. Some datasets keep a state that
 was loaded and begin every later epoch from it too (Hugging Face's, unless ``set_epoch`` is called):

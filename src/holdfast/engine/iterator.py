@@ -208,6 +208,8 @@ class ProcessIterator(_BaseDataLoaderIter):
             )
         self._owner = os.getpid()
         self._stats = stats
+        self._said = said
+        self._batch_size = loader.batch_size
         self._options = options
         self._ledger = ledger
         self._account: Account | None = None
@@ -290,6 +292,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         super()._reset(loader, first_iter)
         self._stats.epochs += 1
         self._settled = None
+        self._raised = False  # in this epoch, in place of a batch
         self._in_hand = _NOTHING
         self._account = account = _open_account(self, self._options, self._ledger)
         draw = self._next_index
@@ -378,6 +381,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 self._in_hand = _NOTHING
                 return data
             if isinstance(taken, v.Delivery):
+                self._raised = True
                 error = self._error(taken)  # without the lock: it asks the user's own code
                 pool.done_with(taken)
                 raise error
@@ -396,6 +400,8 @@ class ProcessIterator(_BaseDataLoaderIter):
                 self._account.close()
             pool.epoch.taken = None
             raise
+        if taken is v.END:
+            taken = self._too_short() or taken
         if isinstance(taken, v.GaveUp):
             error = gave_up(taken, pool.machine.restarts.policy, pool.obituaries)
             self._shutdown_workers()
@@ -406,6 +412,33 @@ class ProcessIterator(_BaseDataLoaderIter):
         if not self._persistent_workers:
             self._shutdown_workers()
         raise StopIteration
+
+    def _too_short(self) -> v.GaveUp | None:
+        """The end of an epoch that lacks batches it would have had without a death.
+
+        That is known only where the user has asked for len(loader), and so counts on it. If it has
+        promised too much in an epoch without a death it says nothing. Where samples are left out,
+        or a batch has raised, there may be fewer.
+        """
+        samples: Any = self._IterableDataset_len_called
+        if samples is None or self._raised or self._options.policy is not None:
+            return None
+        size = self._batch_size or 1
+        least = -(-samples // size)
+        if self._drop_last:  # each worker has a rest of its own
+            least = samples // size - (self._num_workers - 1)
+        if self._num_yielded >= least:
+            return None
+        worker = self._pool.machine.continued
+        if worker is None:
+            self._said.promises_too_much = True
+        if worker is None or self._said.promises_too_much:
+            return None
+        why = (
+            f"another process went on with it, and {self._num_yielded} batches came in this epoch "
+            f"where len(loader) promises {'at least ' if self._drop_last else ''}{least}"
+        )
+        return v.GaveUp("stream", worker, (), why)
 
     def _keep_books(self, account: Account, taken: Any) -> None:
         """Write down the bad samples of a batch, or close the books of the epoch; once.

@@ -156,6 +156,8 @@ class Machine:
         self.recovery = recovery  # of streams
         self.recycles = not iterable or recovery != "raise"
         """Whether workers are replaced for their size."""
+        self.continued: int | None = None
+        """A worker whose stream another process has gone on with, in this epoch."""
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.seats: Sequence[Seat] = tuple(Seat(worker) for worker in range(workers))
@@ -309,6 +311,7 @@ class Machine:
     def _begin_epoch(self, event: EpochBegan) -> Sequence[Action]:
         """Another epoch on persistent workers. What is still out is executed and dropped."""
         self.epoch += 1
+        self.continued = None
         self._asked = False
         self._unpack()
         for task in self._tasks.values():
@@ -757,6 +760,8 @@ class Machine:
     def _restart(self, seat: Seat) -> list[Action]:
         seat.generation += 1
         seat.renewals = self.restarts.renewals
+        if self.iterable and not seat.exhausted:
+            self.continued = seat.id
         self._become(seat, SeatState.STARTING)
         place = seat.answered, seat.passed, seat.replica, seat.exhausted
         start = Start(seat.id, seat.generation, *place, self._unfit, bool(seat.strikes))

@@ -59,6 +59,7 @@ class Said:
         self._speeds: dict[Kind, float] = {}
         self._once: set[str] = set()
         self.kept: set[str] = set()  # why workers that are too large are not replaced
+        self.promises_too_much = False  # len(loader): fewer batches came, and no worker had died
 
     def first(self, about: str) -> bool:
         """Whether nothing was told about this yet; from now on it was."""
