@@ -223,9 +223,11 @@ class Obituaries:
         stack = tidy(self._boxes.take_dump(worker))
         head = machine.head(worker)
         in_flight = head is not None and note.task == head.number and note.step == "fetch"
-        step = note.step
+        step, batch = note.step, note.task
         if step in ("fetch", "collate") and note.task is None:
             step = "replay"  # batches without a number are those that were delivered before
+        if step == "send" and (head is None or note.task != head.number):
+            step, batch = "idle", None  # its answer has come; it had not begun the next
         sample = blamed = None
         if in_flight and head is not None:
             sample = sample_of(head.keys, head.brief, note.position)
@@ -254,7 +256,7 @@ class Obituaries:
             pid=pid,
             signal=ending.signal,
             exitcode=ending.exitcode,
-            batch=head.number if head is not None else note.task,
+            batch=batch if head is None else head.number,
             sample=sample,
             position=position_of(note.position) if in_flight else None,
             step=step,

@@ -588,7 +588,7 @@ class _Worker:
             self._tell()
         message = b"".join((kind, HEAD.pack(number, len(state), mark), state, content))
         if kind is not BATCH:  # of which it is noted since its encoding began
-            self.recorder.note(number, -1, SEND)
+            self.recorder.note(-1 if kind is RESUMED else number, -1, SEND)
         faults = self.faults
         if faults is None:
             self.channel.send(message)
