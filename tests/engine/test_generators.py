@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from holdfast.autopsy.blackbox import STATE, BlackBoxes, NoRecorder, Recorder
 from holdfast.engine import generators
+from holdfast.engine import randomness as randomness_module
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.generators import MOST, Generators
 from holdfast.engine.randomness import OWN_AT, Randomness, bring_back
@@ -306,6 +307,7 @@ def test_where_there_are_none_nothing_is_looked_at_between_the_looks(
     monkeypatch.setattr(
         generators, "wide", lambda *given, **more: looks.append(1) or real(*given, **more)
     )
+    monkeypatch.setattr(randomness_module, "monotonic", lambda: -1.0)  # no time for more of them
     boxes = BlackBoxes(1)
     recorder = Recorder(boxes.fd, 1, 0)
     randomness = Randomness(lambda: [("dataset", Bundle(size=3))], STATE - OWN_AT)

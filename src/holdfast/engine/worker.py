@@ -339,6 +339,7 @@ class _Worker:
         )
         if blueprint.worker_init_fn is not None:
             blueprint.worker_init_fn(worker)
+        self.randomness.begin(self.answered)
 
     def seed_datapipe(self, seed: int | None) -> None:
         if isinstance(self.dataset, IterDataPipe):
@@ -376,7 +377,9 @@ class _Worker:
         if finding is not None and not self._goes_on(finding):
             return False
         if setup.random_state is not None:
-            self.randomness.restore(setup.random_state)
+            # Whether a stream goes on where it was is shown by what it yields.
+            number = None if self.blueprint.iterable else setup.answered
+            self.randomness.restore(setup.random_state, number)
             if not self.recorder.take_up(setup.answered):
                 self.randomness.keep(self.recorder, setup.answered)
         return True
@@ -429,10 +432,11 @@ class _Worker:
         if self.broken is not None:
             self._answer(ERROR, number, pickle.dumps(self.broken), self.broken_mark)
             return
-        if self.randomness.own.waiting:
-            self._let_generators_arrive(number, index, brief)
         try:
-            batch = self._fetch(number, index, brief)
+            if self.randomness.own.waiting:
+                batch = self._fetch_for_those_that_wait(number, index, brief)
+            else:
+                batch = self._fetch(number, index, brief)
         except StopIteration as stop:
             if self.blueprint.iterable:
                 self.exhausted = True
@@ -466,20 +470,34 @@ class _Worker:
         assert isinstance(fetcher, CarefulMapFetcher)
         return fetcher.fetch(number, index, brief)
 
-    def _let_generators_arrive(self, number: int, index: Any, brief: Brief | None) -> None:
-        """The predecessor had made generators as it went: make a batch for what comes into being by
-        it, then go back to where it was. (A stream cannot be asked twice.)"""
-        own = self.randomness.own
-        own.arrived()
-        if own.waiting and not self.blueprint.iterable:
-            before = self.randomness.snapshot()
-            try:
-                self._fetch(number, index, brief)
-            except BaseException:
-                pass  # it is raised again when it counts
-            bring_back(before)
+    def _fetch_for_those_that_wait(self, number: int, index: Any, brief: Brief | None) -> Any:
+        """The predecessor had made generators as it went. If a batch brings some of them into being
+        here, go back to where it began and make it again, from the states that have waited. (A
+        stream cannot be asked twice.)"""
+        randomness = self.randomness
+        own = randomness.own
+        if self.blueprint.iterable:
             own.arrived()
-        own.give_up()
+            own.give_up()
+            return self._fetch(number, index, brief)
+        if own.may_arrive(randomness.born()):
+            own.arrived()
+        while True:
+            places, before = own.places(), randomness.snapshot()
+            batch, error = None, None
+            try:
+                batch = self._fetch(number, index, brief)
+            except BaseException as raised:
+                error = raised
+            if not (own.waiting and own.may_arrive(randomness.born()) and own.arrived()):
+                break
+            del batch, error
+            own.take_back(places)
+            bring_back(before)
+        own.missing()
+        if error is not None:
+            raise error
+        return batch
 
     def _lacked_memory(self, error: BaseException | None) -> bool:
         """Whether a sample failed for lack of memory that others may have used up before it.
@@ -504,7 +522,7 @@ class _Worker:
         if self.broken is None:
             fetcher = self.fetcher
             assert isinstance(fetcher, MapFetcher)
-            before = self.randomness.snapshot()
+            places, before = self.randomness.own.places(), self.randomness.snapshot()
             if not alone.wait(pause, self.recorder, self.channel.fileno()):
                 return  # and there is nothing to be received either
             try:
@@ -514,6 +532,7 @@ class _Worker:
                     fetcher.alone(number, index, position)
             except BaseException:
                 pass  # it raised, so it lives: the batch will say what
+            self.randomness.own.take_back(places)
             bring_back(before)
         self.channel.send(SURVIVED)
 
