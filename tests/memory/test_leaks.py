@@ -250,6 +250,7 @@ def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_
     monkeypatch.setattr(leaks_module, "look", patient)
     tracer = AsideTracer(1, rounds=3)
     for _ in range(8):
+        tracer.begin()
         kept.append(bytes(100_000))
         assert tracer.step() is None
     gate.touch()

@@ -81,7 +81,7 @@ from holdfast.engine.randomness import OWN_AT, Randomness, bring_back, seed_work
 from holdfast.engine.take_up import TakeUp, draw_and_drop, resting_state, state_now
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
-from holdfast.memory.aside import AsideTracer
+from holdfast.memory.aside import AsideTracer, TooSlow
 from holdfast.memory.housekeeping import Housekeeper
 from holdfast.memory.leaks import Failed, Findings
 from holdfast.samples.record import message_of
@@ -202,7 +202,7 @@ class _Worker:
         keeper = self.keeper
         while True:
             if not (self.orders or self.wishes):
-                message = self.channel.receive()
+                message = self._next_order()
                 if message is None:
                     return
                 self._take_in(message)
@@ -220,6 +220,8 @@ class _Worker:
             if not self.orders:
                 continue
             kind, number, content = self.orders.popleft()
+            if self.tracer is not None:
+                self.tracer.begin()
             if kind == "task":
                 self._do_task(number, content)
             elif kind == "briefed":
@@ -250,6 +252,18 @@ class _Worker:
                 self._look_for_released()
             self.recorder.note(-1, -1, IDLE)
 
+    def _next_order(self) -> bytes | None:
+        """Wait for it; meanwhile, take in what looking for leaks has shown."""
+        channel = self.channel.fileno()
+        while self.tracer is not None and self.tracer.pipe is not None:
+            poll = select.poll()
+            poll.register(channel, select.POLLIN)
+            poll.register(self.tracer.pipe, select.POLLIN)
+            if channel in (fd for fd, _ in poll.poll()):
+                break
+            self._look_for_leaks(AsideTracer.take_in)
+        return self.channel.receive()
+
     def _look_for_released(self) -> bool:
         """In the middle of a batch: take in what has been sent meanwhile, for its blocks."""
         found = False
@@ -275,8 +289,8 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
+        self._tell_sizes()  # before there are objects of ours among those that are counted
         self._look_for_leaks(AsideTracer.end)
-        self._tell_sizes()
         self.channel.send(RETIRED)
 
     def _ask_to_go(self) -> None:
@@ -313,7 +327,8 @@ class _Worker:
             return
         try:
             found = look(self.tracer)
-        except MemoryError:  # no room to look: it is about to be replaced, and so is not the last
+        except (MemoryError, TooSlow):
+            # No room to look: it is about to be replaced, and so is not the last. Or no time.
             self.tracer.close()
             self.tracer = None
             return

@@ -3,9 +3,14 @@
 To look at all that a process has allocated takes seconds if that is much, and a worker that is
 looking makes no batches meanwhile: the trainer would wait for it. So the worker forks, which takes
 milliseconds; the copy looks, at exactly what was there at that moment, sends what it has seen
-through a pipe and is gone. The worker asks for it after later batches, and waits for it only when
-it has to go: no longer than a batch of its own takes, or a moment. (What is not in by then is lost;
-another successor is traced.)
+through a pipe and is gone. The worker asks for it after later batches and while it has nothing to
+do, and waits for it only when it has to go: no longer than a batch of its own takes, or a moment.
+(What is not in by then is lost; another successor is traced.)
+
+Tracing itself makes every allocation slower, and code that does little else twenty times slower. So
+the first batch that is traced is traced with a single frame and its time compared with that of the
+batches before it. What is added to a batch may be as much as the batch took before: as many frames
+are kept as that allows, and if it does not allow one, nothing is traced (`TooSlow`).
 
 What the copy must not do: run anything of the user's. It collects no garbage (the worker does that
 before, as it does anyway, and finalizers belong there), leaves without any clean-up, notes nothing
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import pickle
 import select
@@ -31,15 +37,21 @@ from holdfast import kernel
 from holdfast.memory import leaks
 from holdfast.memory.leaks import Findings, Tracer
 
-__all__ = ["AsideTracer", "LookFailed"]
+__all__ = ["AsideTracer", "LookFailed", "TooSlow"]
 
 LONGEST: Final = 60.0  # seconds a look may take
 SHORTEST_WAIT = 0.05  # seconds for which even one with quick batches waits for looks when it goes
+MOMENT: Final = 0.005  # seconds that tracing may add to even the quickest batch
+FRAME: Final = 0.4  # of what the first frame costs, for each further one
 _SEEN, _FAILED = b"S", b"F"
 
 
 class LookFailed(Exception):
     """A look ended with an error, which is quoted, or not at all."""
+
+
+class TooSlow(Exception):
+    """Batches would take more than twice as long while they are traced."""
 
 
 class _Look(NamedTuple):
@@ -49,27 +61,76 @@ class _Look(NamedTuple):
     parts: list[bytes]
 
 
+class _Clocks(NamedTuple):
+    """Seconds that passed, and those of them in which this thread was running."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> _Clocks:
+        return cls(time.monotonic(), time.thread_time())
+
+    def until_now(self) -> _Clocks:
+        now = _Clocks.now()
+        return _Clocks(now.wall - self.wall, now.processor - self.processor)
+
+
 class AsideTracer(Tracer):
     """A tracer that keeps the process waiting for some milliseconds only."""
 
     def __init__(self, samples: int, rounds: int = 3, dataset: object = None) -> None:
         super().__init__(samples, rounds, dataset)
         self._looks: list[_Look] = []  # oldest first
-        self._last_step = time.monotonic()
-        self._longest_step = 0.0
+        self._began = _Clocks.now()
+        self._longest = 0.0  # seconds that a batch took
+        self._plain: list[_Clocks] = []  # what batches took that were not traced
+        self._tries = False  # the next batch shows what tracing costs
+
+    def begin(self) -> None:
+        """A batch is begun; `step` is called when it is done."""
+        self._began = _Clocks.now()
 
     def step(self) -> Findings | None:
-        now = time.monotonic()
-        if self._count:
-            self._longest_step = max(self._longest_step, now - self._last_step)
-        try:
-            return super().step()
-        finally:
-            self._last_step = time.monotonic()
+        took = self._began.until_now()
+        self._longest = max(self._longest, took.wall)
+        if self._tries:
+            self._tries = False
+            self._afford(took)
+            return None
+        if self._count < self.samples:
+            self._plain.append(took)
+        return super().step()
+
+    def _start(self, frames: int) -> None:
+        super()._start(1)
+        self._tries = self._own
+
+    def _afford(self, traced: _Clocks) -> None:
+        """Go on with as many frames as there is time for. Processor time is compared, in which
+        nothing shows that others do on this machine; a batch that waits has time left, too."""
+        time_left = max(MOMENT, min(one.wall for one in self._plain))
+        added = traced.processor - max(one.processor for one in self._plain)
+        frames = leaks.FRAMES
+        if added > 0:
+            frames = min(frames, math.floor(1 + (time_left / added - 1) / FRAME))
+        self._stop()
+        if frames < 1:
+            raise TooSlow
+        super()._start(frames)
+
+    @property
+    def pipe(self) -> int | None:
+        """What to wait for; None if no look is under way."""
+        return self._looks[0].pipe if self._looks else None
+
+    def take_in(self) -> Findings | None:
+        """What there is in `pipe`; if that was all, what was found."""
+        return self.end() if self._complete() else None
 
     def end(self) -> Findings | None:
         self._stop()
-        self._gather(max(self._longest_step, SHORTEST_WAIT))
+        self._gather(max(self._longest, SHORTEST_WAIT))
         return super().end()
 
     def close(self) -> None:
@@ -117,7 +178,7 @@ class AsideTracer(Tracer):
             look = self._looks[0]
             if not _read(look, deadline):
                 if time.monotonic() - look.begun > LONGEST:
-                    raise LookFailed(f"it took more than {LONGEST:.0f} s")
+                    raise MemoryError(f"no look within {LONGEST:.0f} s")  # the machine is full
                 return
             del self._looks[0]
             _dismiss(look)
