@@ -1,4 +1,4 @@
-"""Growth is named: each kind by its own curve, and none where there is none."""
+"""Each kind of growth is recognised by its curve, and none is reported where there is none."""
 
 from __future__ import annotations
 

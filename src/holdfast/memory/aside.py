@@ -1,22 +1,23 @@
-"""Looking for leaks beside the work: each look is taken by a copy of the process.
+"""Looking for leaks beside the work: each look is taken by a forked copy of the process.
 
-To look at all that a process has allocated takes seconds if that is much, and a worker that is
-looking makes no batches meanwhile: the trainer would wait for it. So the worker forks, which takes
-milliseconds; the copy looks, at exactly what was there at that moment, sends what it has seen
-through a pipe and is gone. The worker asks for it after later batches and while it has nothing to
-do, and waits for it only when it has to go: no longer than a batch of its own takes, or a moment.
-(What is not in by then is lost; another successor is traced.)
+To look at all that a process has allocated may take seconds. The worker would make no batches
+meanwhile, and the trainer would wait for it. So the worker forks, which takes milliseconds. The
+copy looks at exactly what existed at that moment, sends its findings through a pipe and exits. The
+worker polls the pipe after later batches and while it is idle. It waits for findings only when it
+has to exit itself, no longer than one of its batches takes, or `SHORTEST_WAIT`. Findings that have
+not arrived by then are lost; another worker is traced later.
 
-Tracing itself makes every allocation slower, and code that does little else twenty times slower. So
-the first batch that is traced is traced with a single frame and its time compared with that of the
-batches before it. What is added to a batch may be as much as the batch took before: as many frames
-are kept as that allows, and if it does not allow one, nothing is traced (`TooSlow`).
+Tracing makes every allocation slower, and code that does little else up to twenty times slower. So
+the first traced batch is traced with a single frame, and its time compared with the batches before
+it. Tracing may at most double the time of a batch: as many frames are kept as that allows. If it
+does not allow one, nothing is traced (`TooSlow`).
 
-What the copy must not do: run anything of the user's. It collects no garbage (the worker does that
-before, as it does anyway, and finalizers belong there), leaves without any clean-up, notes nothing
-in the black box, and dies with the worker. If memory is short it is the first to go.
+The copy must not run any code of the user's. It collects no garbage (the worker does that before
+the fork, and finalizers belong there), exits without any clean-up, writes nothing to the black box,
+and is killed when the worker dies. If memory is short, the kernel kills it first.
 
-A lock that another thread of the worker held is held for ever in the copy. It is given up then.
+A lock that another thread of the worker held at the fork is held for ever in the copy. A copy that
+blocks on one is given up.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from holdfast.memory.leaks import Findings, Tracer
 __all__ = ["AsideTracer", "LookFailed", "TooSlow"]
 
 LONGEST: Final = 60.0  # seconds a look may take
-SHORTEST_WAIT = 0.05  # seconds for which even one with quick batches waits for looks when it goes
+SHORTEST_WAIT = 0.05  # seconds that an exiting worker waits for looks, however quick its batches
 MOMENT: Final = 0.005  # seconds that tracing may add to even the quickest batch
 FRAME: Final = 0.4  # of what the first frame costs, for each further one
 _SEEN, _FAILED = b"S", b"F"
 
 
 class LookFailed(Exception):
-    """A look ended with an error, which is quoted, or not at all."""
+    """A look failed with an error, which is quoted, or did not end in time."""
 
 
 class TooSlow(Exception):
@@ -77,7 +78,7 @@ class _Clocks(NamedTuple):
 
 
 class AsideTracer(Tracer):
-    """A tracer that keeps the process waiting for some milliseconds only."""
+    """A tracer that blocks the process for some milliseconds only."""
 
     def __init__(self, samples: int, rounds: int = 3, dataset: object = None) -> None:
         super().__init__(samples, rounds, dataset)
@@ -151,7 +152,7 @@ class AsideTracer(Tracer):
             raise MemoryError("no room for another look") from error
         try:
             with warnings.catch_warnings():
-                # It may have threads. What the copy does needs none of their locks, as a rule.
+                # The worker may have threads. As a rule, the copy needs none of their locks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
@@ -160,7 +161,7 @@ class AsideTracer(Tracer):
             raise MemoryError("no room for another look") from error
         if pid == 0:
             try:
-                self._looks.clear()  # or our own books would be among what grows
+                self._looks.clear()  # or our own data would be among what grows
                 _live(worker, writing, self._dataset)
             finally:
                 os._exit(0)
@@ -172,7 +173,7 @@ class AsideTracer(Tracer):
         return super()._complete()
 
     def _gather(self, patience: float) -> None:
-        """Take what has been seen, in its order."""
+        """Take the findings that have arrived, oldest look first."""
         deadline = time.monotonic() + patience
         while self._looks:
             look = self._looks[0]
@@ -191,7 +192,7 @@ class AsideTracer(Tracer):
 
 
 def _read(look: _Look, deadline: float) -> bool:
-    """Read what is there; whether that was all."""
+    """Read what has arrived until `deadline`; returns whether the pipe is at its end."""
     poll = select.poll()
     poll.register(look.pipe, select.POLLIN)
     while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
@@ -203,17 +204,17 @@ def _read(look: _Look, deadline: float) -> bool:
 
 
 def _dismiss(look: _Look) -> None:
-    """It is not needed any more."""
+    """End the process of a look that is done or not needed any more."""
     os.close(look.pipe)
     try:
-        os.kill(look.pid, signal.SIGKILL)  # not reaped yet, so it is still its number
+        os.kill(look.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         os.waitpid(look.pid, 0)
     except (ChildProcessError, ProcessLookupError):
-        pass  # somebody waits for all children of this process
+        pass  # other code of this process has reaped it
 
 
 def _live(worker: int, pipe: int, dataset: object) -> None:
-    """In the copy."""
+    """Runs in the copy: look, and send the findings."""
     gc.disable()
     faulthandler.disable()  # its stack is not the worker's
     kernel.die_with_parent()
@@ -223,7 +224,7 @@ def _live(worker: int, pipe: int, dataset: object) -> None:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        pass  # a kernel that does not let us: the default order holds
+        pass  # not permitted here: the kernel's usual order applies
     try:
         said = _SEEN + pickle.dumps(leaks.look(dataset), 5)
     except BaseException:
