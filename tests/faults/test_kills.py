@@ -176,7 +176,7 @@ def test_a_loader_keeps_the_last_thousand_incidents_and_counts_all() -> None:
     loader = holdfast.DataLoader([1, 2], num_workers=1)
     runtime = loader._runtime
     for number in range(REMEMBERED + 500):
-        _note(runtime.incidents, runtime.stats, None, number)  # type: ignore[arg-type]
+        _note(runtime.incidents, runtime.telling, runtime.stats, None, number)  # type: ignore[arg-type]
     assert loader.incidents == list(range(500, REMEMBERED + 500))
     assert loader.stats()["incidents"] == REMEMBERED + 500
 
