@@ -243,7 +243,7 @@ def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_
     gate = tmp_path / "gate"
     kept: list[bytes] = []
 
-    def patient(dataset: object) -> Round:
+    def patient(dataset: object, *, stop: bool) -> Round:
         assert eventually(gate.exists)
         return Round({("a.py", 1): sum(map(len, kept))}, {}, 0, 0, {})
 
@@ -268,7 +268,7 @@ def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_
 def test_a_look_that_fails_beside_the_work_is_told(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(dataset: object) -> Round:
+    def fail(dataset: object, *, stop: bool) -> Round:
         if how == "is killed":
             signal.raise_signal(signal.SIGKILL)
         raise ValueError("an unexpected object")

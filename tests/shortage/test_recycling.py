@@ -279,14 +279,20 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
 def test_a_worker_whose_tracing_fails_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(dataset: object) -> None:
+    def fail(dataset: object, *, stop: bool) -> None:
         raise ValueError("an object nobody thought of")
 
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     monkeypatch.setattr("holdfast.memory.leaks.look", fail)  # inherited by forked workers
     expected, _ = stream(torch.utils.data.DataLoader, Leaks())
     with caplog.at_level(logging.WARNING, "holdfast"):
-        found, loader = stream(holdfast.DataLoader, Leaks(), worker_memory_limit="48MiB")
+        found, loader = stream(
+            holdfast.DataLoader,
+            Leaks(),
+            wait_for=has_recycled,
+            then_for=lambda: "cannot be said" in caplog.text,
+            worker_memory_limit="48MiB",
+        )
     assert found == expected
     assert loader.incidents == []
     (told,) = [one.message for one in caplog.records if "cannot be said" in one.message]

@@ -131,12 +131,12 @@ def _sent_by(boxes: BlackBoxes, worker: int) -> str | None:
 
 
 @contextlib.contextmanager
-def _not_worth_the_run() -> Iterator[None]:
+def _not_worth_the_run(origin: Origin) -> Iterator[None]:
     """The worker is replaced already: if we cannot find out or write down why it died, say so."""
     try:
         yield
     except Exception:
-        log.exception("the examination of a death failed; the run goes on")
+        log.exception("%sthe examination of a death failed; the run goes on", origin.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class Obituaries:
         """Keep for examination what will not be the same in a moment."""
         incident = dataclasses.replace(obituary.incident, action=action)
         body: Body | None = None
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             body = self._coroner.receive(
                 incident.worker_id,
                 kind=incident.kind,
@@ -345,10 +345,10 @@ class Obituaries:
         return [self._of_memory.popleft() for _ in range(len(self._of_memory))]
 
     def _publish(self, obituary: Obituary, incident: Incident, body: Body | None) -> None:
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             if body is not None:
                 incident = self._examined(incident, body)
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             self._on_incident(incident)
         self._published.append((obituary.death, incident))
         if incident.action.endswith(BEING_TAKEN_UP):
@@ -373,11 +373,18 @@ class Obituaries:
         numbers = {id(death): number for number, (death, _) in enumerate(self._published)}
         for death, old in waiting:
             action = old.action.removesuffix(BEING_TAKEN_UP) + "; " + _told(finding)
+<<<<<<< HEAD
             to_do = old.remedies if finding.exact is not False else (*self._remedies, *old.remedies)
             new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=to_do)
             if id(death) in numbers:
                 self._published[numbers[id(death)]] = (death, new)
             with _not_worth_the_run():
+=======
+            remedies = old.remedies if finding.exact is not False else (*_REMEDIES, *old.remedies)
+            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=remedies)
+            self._published[number] = (death, new)
+            with _not_worth_the_run(self.origin):
+>>>>>>> wt-b
                 self._on_amended(old, new, f"{old.who()}: {_told(finding)}")
         _, last = waiting[-1]
         self._say(f"{self.origin.prefix}{last.who()}", finding)
@@ -406,7 +413,7 @@ class Obituaries:
             rank=self.origin.rank,
             exact=False,
         )
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             self._on_incident(incident)
         self._published.append((v.Death(at=time.monotonic()), incident))
         self._say(f"{self.origin.prefix}{incident.who()}", taken.finding)

@@ -60,7 +60,7 @@ class Said:
         self._speeds: dict[str, float] = {}
         self._once: set[str] = set()
         self.kept: set[str] = set()  # why workers that are too large are not replaced
-        self.promises_too_much = False  # len(loader): fewer batches came, and no worker had died
+        self.length_holds = False  # the last epoch without a death was as long as len(loader)
 
     def first(self, about: str) -> bool:
         """Whether nothing was told about this yet; from now on it was."""

@@ -220,23 +220,26 @@ class Tracer:
         self._own = False
 
 
-def look(dataset: object) -> Round:
-    """What there is in this process now."""
+def look(dataset: object, *, stop: bool = False) -> Round:
+    """What there is in this process now. `stop`: trace no longer once that is known; what is made
+    to sum it up would be traced, too, and take most of the time."""
     trim()
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]
     private = 0 if size is None else size.private - tracemalloc.get_tracemalloc_memory()
-    types = _types()  # before there is a snapshot: that has tuples for all that was allocated
-    lines = _lines()
+    known = gc.get_objects()  # before there is a snapshot: that has tuples for all that is traced
+    # As the snapshot keeps them: size and frames, innermost first. What it offers to sum them up
+    # with makes objects of each, and takes ten times as long.
+    traces: list[tuple[Any, ...]] = vars(tracemalloc.take_snapshot().traces)["_traces"]
+    if stop:
+        tracemalloc.stop()
+    types, lines = _types(known), _lines(traces)
     lengths = {name: _length(one) for name, one in _containers(dataset)}
     return Round(lines, types, private, traced, lengths)
 
 
-def _lines() -> Counter[tuple[str, int]]:
+def _lines(traces: Sequence[tuple[Any, ...]]) -> Counter[tuple[str, int]]:
     """Bytes that are allocated, by line, without our own."""
-    # As the snapshot keeps them: size and frames, innermost first. What it offers to sum them up
-    # with makes objects of each, and takes ten times as long.
-    traces: list[tuple[Any, ...]] = vars(tracemalloc.take_snapshot().traces)["_traces"]
     stacks: defaultdict[tuple[tuple[str, int], ...], int] = defaultdict(int)
     for _, size, frames, *_ in traces:
         stacks[frames] += size
@@ -247,11 +250,10 @@ def _lines() -> Counter[tuple[str, int]]:
     return lines
 
 
-def _types() -> dict[str, int]:
+def _types(known: Sequence[Any]) -> dict[str, int]:
     """Objects by type: those the collector knows, and what else containers hold: arrays, texts."""
     # A mark for each and no number: numbers are objects, and tracing their making takes longest.
     marks: defaultdict[type, list[None]] = defaultdict(list)
-    known = gc.get_objects()
     for one in known:
         kind = type(one)
         if not _hashed_plainly(kind):
