@@ -28,12 +28,15 @@ the worker before, that is said.
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import operator
 import pickle
 import struct
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from holdfast.engine.births import are_seen
@@ -42,7 +45,7 @@ from holdfast.engine.states import GENERATORS, State, state_of
 from holdfast.memory.attributes import is_a
 from holdfast.memory.parts import WIDTH, Part, wide
 
-__all__ = ["MOST", "Generators", "Own", "bring_back_own"]
+__all__ = ["MOST", "PATIENCE", "Generators", "Own", "bring_back_own"]
 
 Roots = Callable[[], Iterable[tuple[str, Any]]]
 Own = Sequence[tuple[State, bytes]]
@@ -52,9 +55,20 @@ Doubted = Callable[[str], bool]
 
 MOST: Final = 1000
 """Generators that are kept. Each costs about a microsecond after every batch."""
+PATIENCE: Final = 1000
+"""Batches for which a state waits."""
 _DEPTH: Final = 12
 _OBJECTS: Final = 10_000  # that are looked at
 _HEAD: Final = struct.Struct("<II")  # sizes of the roster and of the states
+
+
+# Objects with contents that have no order, or none that a replacement would see too: generators in
+# them are not kept, and that is said. (A Python generator makes its own anew when it is replayed.)
+_OPAQUE: Final[frozenset[Any]] = frozenset(
+    {set, frozenset, MappingProxyType, functools._lru_cache_wrapper, map, filter, zip, enumerate}
+    | {itertools.cycle, itertools.repeat, itertools.chain, itertools.islice, itertools.starmap}
+    | {type(iter(())), type(iter([])), type(iter({}.values()))}
+)
 
 
 class _Kept:
@@ -156,6 +170,7 @@ class Generators:
         self._begun: list[Any] = []
         self._waiting: dict[str, tuple[str, bytes]] = {}  # path: kind and state
         self._before: dict[int, State] = {}  # those there were before something was tried
+        self._patience = PATIENCE
         self._told: set[str] = (
             set()
         )  # paths that are waited for: it was said that they may not come
@@ -211,7 +226,10 @@ class Generators:
         for one in kept.values():
             one.alone = True
         new: dict[int, _Kept] = {}
+        hidden: list[tuple[Part, State]] = []
         for part in self._walk(roots):
+            if type(part.value) in _OPAQUE:
+                hidden += _inside_of(part)
             if not is_a(part.value, GENERATORS):
                 continue
             state = state_of(part.value)
@@ -225,6 +243,11 @@ class Generators:
             else:
                 new[id(state.subject)] = _Kept(part, state)
                 left_out += _beyond(part)
+        left_out += [
+            f"{part.path}.<inside>"
+            for part, state in hidden
+            if id(state.subject) not in kept and id(state.subject) not in new
+        ]
         old.give_to(list(new.values()))
         links: dict[Part, _Link] = {}
         self._kept = [*kept.values(), *new.values()]
@@ -281,10 +304,12 @@ class Generators:
             (
                 "generators-left-out",
                 f"the state of {first}, random generators of the dataset, is not kept: there is "
-                f"room for {MOST} generators and {self._room >> 10} KiB, and some cannot be read. "
+                f"room for {MOST} generators and {self._room >> 10} KiB, and some cannot be read "
+                "or are inside a set, an iterator or a function's cache. "
                 "After a worker's death its batches are still delivered exactly once, but what "
                 "those generators draw differs from a run without the death. Derive them from the "
-                "index of the sample, or use fewer of them.",
+                "index of the sample, use fewer of them, or keep them in attributes, lists or "
+                "dicts.",
             )
         )
 
@@ -374,6 +399,7 @@ class Generators:
         """Bring back what `save` wrote, in this or another process. States of generators that are
         not there (yet) wait."""
         self._waiting.clear()
+        self._before = {}
         if saved:
             roster, _ = _HEAD.unpack_from(saved)
             at = _HEAD.size + roster
@@ -382,19 +408,15 @@ class Generators:
                 at += size
         self.arrived()
 
-    def arrived(self) -> bool:
-        """Look whether there are generators now for states that wait, and give them those."""
+    def arrived(self) -> None:
+        """Give states that wait to generators that are there now."""
         self.look()
-        some = False
         for kept in self._kept:
             kind, raw = self._waiting.get(kept.path, ("", b""))
             if kind == kept.state.kind:
                 del self._waiting[kept.path]
                 kept.state.write(raw)
-                self._before[id(kept.state.subject)] = kept.state
-                some = True
         self._lay_out()
-        return some
 
     def may_arrive(self, born: bool) -> bool:
         """Whether it is worth looking: generators were seen to be `born`, or would not be seen, or
@@ -402,6 +424,11 @@ class Generators:
         if born or any(not are_seen(kind) for kind, _ in self._waiting.values()):
             return True
         return any(one.path in self._waiting for one in self._kept)
+
+    def some_are_there(self) -> bool:
+        """Look whether there are generators now for states that wait."""
+        self.look()
+        return any(self._waiting.get(one.path, ("",))[0] == one.state.kind for one in self._kept)
 
     def places(self) -> Places:
         """What is where now, for `take_back`."""
@@ -431,7 +458,23 @@ class Generators:
             )
 
     def missing(self) -> None:
-        """A batch was made, and still there is nothing for some states: say so."""
+        """A batch was made, and still there is nothing for some states: say so; and do not wait for
+        ever, since every batch takes longer meanwhile."""
+        self._tell_missing(
+            f"If one is made there in the next {PATIENCE:,} batches of the worker, it goes on "
+            "where that one was. Otherwise"
+        )
+        self._patience -= 1
+        if not self._patience:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Nothing will come into being for the states that wait: say so, and go on without."""
+        self._tell_missing("So")
+        self._waiting.clear()
+        self._lay_out()
+
+    def _tell_missing(self, otherwise: str) -> None:
         paths = [path for path in self._waiting if path not in self._told]
         self._told.update(paths)
         if paths:
@@ -440,18 +483,11 @@ class Generators:
                 (
                     "generators-missing",
                     f"the worker that was replaced had a random generator at {first}; its "
-                    "replacement has none there yet. If one is made there when a later sample "
-                    "needs it, it goes on where that one was. Otherwise the batches are delivered "
-                    "exactly once, but what is drawn may differ from a run without the death. To "
-                    "be sure, make it where the dataset is made.",
+                    f"replacement has none there yet. {otherwise} the batches are delivered "
+                    "exactly once, but what is drawn from that generator may differ from a run "
+                    "without the death. To be sure, make it where the dataset is made.",
                 )
             )
-
-    def give_up(self) -> None:
-        """Nothing can come into being for the states that wait: say so, and go on without."""
-        self.missing()
-        self._waiting.clear()
-        self._lay_out()
 
     # -- what is not known ----------------------------------------------------------------
 
@@ -531,6 +567,21 @@ def _now(part: Part, roots: dict[str, Any]) -> Any:
         return part.now()
     except (LookupError, AttributeError):
         return None  # there is nothing any more
+
+
+def _inside_of(part: Part) -> Iterator[tuple[Part, State]]:
+    """Generators in an object that is not looked through; the collector is asked for them."""
+    root = part
+    while root.owner is not None:
+        root = root.owner
+    if root.label == "iterator":
+        return  # of a stream, which makes them anew when it is replayed
+    inner = gc.get_referents(part.value)[:WIDTH]
+    plain = [one for one in inner if type(one) in (dict, list, tuple)]
+    for one in [*inner, *itertools.islice(gc.get_referents(*plain), WIDTH)]:
+        state = state_of(one) if is_a(one, GENERATORS) else None
+        if state is not None:
+            yield part, state
 
 
 def _beyond(part: Part) -> list[str]:

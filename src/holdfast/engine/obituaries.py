@@ -373,18 +373,11 @@ class Obituaries:
         numbers = {id(death): number for number, (death, _) in enumerate(self._published)}
         for death, old in waiting:
             action = old.action.removesuffix(BEING_TAKEN_UP) + "; " + _told(finding)
-<<<<<<< HEAD
             to_do = old.remedies if finding.exact is not False else (*self._remedies, *old.remedies)
             new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=to_do)
             if id(death) in numbers:
                 self._published[numbers[id(death)]] = (death, new)
-            with _not_worth_the_run():
-=======
-            remedies = old.remedies if finding.exact is not False else (*_REMEDIES, *old.remedies)
-            new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=remedies)
-            self._published[number] = (death, new)
             with _not_worth_the_run(self.origin):
->>>>>>> wt-b
                 self._on_amended(old, new, f"{old.who()}: {_told(finding)}")
         _, last = waiting[-1]
         self._say(f"{self.origin.prefix}{last.who()}", finding)

@@ -146,13 +146,14 @@ class Randomness:
         generators, because some are made when they are first needed. Whether it was time to."""
         self._until_look -= 1
         born = self._births.seen()
-        if born and self._fruitless >= _FRUITLESS and monotonic() < self._look_at:
-            self._all_births = born = False
-        due = not self._until_look
-        if due:
+        in_time = monotonic() >= self._look_at
+        if not (born or in_time) and self._until_look:
+            return False
+        if not self._until_look:
             self._until_look = self._pause
             self._pause *= 2
-        if not (due or born or monotonic() >= self._look_at):
+        elif not in_time and self._fruitless >= _FRUITLESS:
+            self._all_births = False
             return False
         self._look(born)
         return True

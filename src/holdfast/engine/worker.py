@@ -77,7 +77,7 @@ from holdfast.engine.protocol import (
     Equipment,
     Setup,
 )
-from holdfast.engine.randomness import OWN_AT, Randomness, bring_back, seed_worker
+from holdfast.engine.randomness import OWN_AT, Randomness, seed_worker
 from holdfast.engine.take_up import TakeUp, draw_and_drop, resting_state, state_now
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
@@ -498,17 +498,17 @@ class _Worker:
         if own.may_arrive(randomness.born()):
             own.arrived()
         while True:
-            places, before = own.places(), randomness.snapshot()
+            places, before = own.places(), randomness.saved()
             batch, error = None, None
             try:
                 batch = self._fetch(number, index, brief)
             except BaseException as raised:
                 error = raised
-            if not (own.waiting and own.may_arrive(randomness.born()) and own.arrived()):
+            if not (own.may_arrive(randomness.born()) and own.some_are_there()):
                 break
             del batch, error
             own.take_back(places)
-            bring_back(before)
+            randomness.restore(before)
         own.missing()
         if error is not None:
             raise error
@@ -537,7 +537,7 @@ class _Worker:
         if self.broken is None:
             fetcher = self.fetcher
             assert isinstance(fetcher, MapFetcher)
-            places, before = self.randomness.own.places(), self.randomness.snapshot()
+            places, before = self.randomness.own.places(), self.randomness.saved()
             if not alone.wait(pause, self.recorder, self.channel.fileno()):
                 return  # and there is nothing to be received either
             try:
@@ -548,7 +548,7 @@ class _Worker:
             except BaseException:
                 pass  # it raised, so it lives: the batch will say what
             self.randomness.own.take_back(places)
-            bring_back(before)
+            self.randomness.restore(before)
         self.channel.send(SURVIVED)
 
     def _encode(self, number: int, batch: Any, mark: int) -> bytes | None:

@@ -37,7 +37,7 @@ WIDTH = 256
 _PLAIN = (type(None), str, bytes, int, float, complex, type, ModuleType)
 _NO_PARTS = (np.ndarray, np.generic, torch.Tensor)
 _LEAVES: Final[frozenset[Any]] = frozenset(
-    {type(None), str, bytes, bytearray, int, bool, float, complex, type, ModuleType}
+    {type(None), str, bytes, bytearray, int, bool, float, complex, ModuleType}
     | {np.ndarray, torch.Tensor, torch.Size, torch.dtype, torch.nn.Parameter, range, slice}
 )
 _NONE: Final[frozenset[type]] = frozenset()
@@ -189,7 +189,8 @@ def wide(
         value = part.value
         if not (left and most) or id(value) in seen:
             continue
-        seen.add(id(value))
+        if not is_a(value, type):  # of which what its objects share is seen, and noted there
+            seen.add(id(value))
         for inner in _inside(part, kinds.of(value), seen, _LEAVES, named=True):
             queue.append((inner, left - 1))
             most -= 1
@@ -201,6 +202,10 @@ def _inside(
     part: Part, kind: _Kind, seen: set[int], without: frozenset[type], named: bool
 ) -> Iterator[Part]:
     """The parts of an object, except those whose exact class is in `without`."""
+    if named and issubclass(kind.kind, type):  # a class by itself: one that functions name
+        known = well_known(type.__getattribute__(part.value, "__module__"))
+        shared = () if known else _of_class(part.value, seen, named)
+        yield from (one for one in shared if type(one.value) not in without)
     if not kind.looks_into:
         return
     value, shape = part.value, kind.shape
