@@ -46,13 +46,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.setpgid(0, 0)  # orphans are told by their group: not the neighbour's
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         take_back()  # not in the process that only hands out the tests
-    # pytest does this too, unless started with `-p no:faulthandler`.
-    if not faulthandler.is_enabled():
+    # pytest does this itself, unless started with `-p no:faulthandler`.
+    if not config.pluginmanager.hasplugin("faulthandler"):
         faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In one of several test processes: hand over what is to be shown at the end."""
+    """End what was kept for all tests. In one of several test processes, hand over what is to be
+    shown at the end."""
+    warm.close_all()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["matrices"] = list(MATRICES)

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import conftest
 from tests.support import warm
 
 SHOWS = """
@@ -90,3 +93,18 @@ def test_flags_are_those_of_the_interpreter(place: Path) -> None:
         assert ended.code() == 0
         incubator.close()
     assert (place / "out").read_text() == "True error\n"
+
+
+def test_nothing_is_open_after_the_end_of_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or every run would end with a warning of a process that is still running."""
+    ended: list[bool] = []
+    monkeypatch.setattr(warm, "close_all", lambda: ended.append(True))
+    session: Any = SimpleNamespace(config=SimpleNamespace())
+    conftest.pytest_sessionfinish(session)
+    assert ended == [True]
+    script = "from tests.support import warm; warm.Incubator(); warm.Incubator(); {}"
+    left = fresh("-X", "dev", "-c", script.format("pass"))
+    assert "is still running" in left.stderr
+    assert "unclosed <socket" in left.stderr
+    closed = fresh("-X", "dev", "-c", script.format("warm.close_all()"))
+    assert (closed.returncode, closed.stderr) == (0, "")

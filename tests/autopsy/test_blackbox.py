@@ -21,6 +21,24 @@ from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import innermost, tidy
 
 
+def test_a_black_box_takes_what_is_used_of_it_and_all_of_it_where_a_folder_could_be_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def taken() -> float:
+        boxes = BlackBoxes(64)
+        try:
+            return os.fstat(boxes.fd).st_blocks * 512 / 64
+        finally:
+            boxes.close()
+
+    def refuse(name: str, flags: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    assert taken() <= 16 << 10, "notes and words"
+    monkeypatch.setattr("holdfast.kernel.files.new_memory_file", refuse)
+    assert taken() == 780 << 10, "or a state that is written later ends the worker with SIGBUS"
+
+
 def test_the_last_note_survives_a_kill() -> None:
     boxes = BlackBoxes(3)
     child = os.fork()

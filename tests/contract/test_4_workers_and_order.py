@@ -111,13 +111,12 @@ def test_an_ended_worker_drops_out_of_the_turn(loader_class: Loader) -> None:
     assert turns == [(i, w) for i in range(6) for w in range(3) if i < 6 - 2 * w]
 
 
-class StuckUntilOthersAreDone(Numbers):
-    """Worker 0 does not answer before worker 1 has made all the rest."""
+class StuckUntilLetGo(Numbers):
+    """Worker 0 does not answer before it is let go."""
 
-    def __init__(self, size: int, others: int, done: Any) -> None:
+    def __init__(self, size: int, let_go: Any) -> None:
         super().__init__(size)
-        self.others = others
-        self.done = done
+        self.let_go = let_go
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         import torch
@@ -125,23 +124,27 @@ class StuckUntilOthersAreDone(Numbers):
         info = torch.utils.data.get_worker_info()
         assert info is not None
         if info.id == 0:
-            assert eventually(lambda: self.done.value >= self.others, 30)
-        else:
-            with self.done.get_lock():
-                self.done.value += 1
+            assert self.let_go.wait(30)
         return index, info.id
 
 
 def test_out_of_order_a_stuck_workers_own_batches_come_last(loader_class: Loader) -> None:
     """Each worker has prefetch_factor tasks of its own from the start: those of worker 0 wait,
-    nobody takes them over."""
-    dataset = StuckUntilOthersAreDone(10, 8, multiprocessing.Value("i", 0))
+    and no other worker takes them over."""
+    # The consumer lets go, and only when it has all the others: batches of two workers that are
+    # both there when it looks may come in any order.
+    let_go = multiprocessing.Event()
     loader = loader_class(
-        dataset, batch_size=None, num_workers=2, in_order=False, prefetch_factor=2
+        StuckUntilLetGo(10, let_go),
+        batch_size=None,
+        num_workers=2,
+        in_order=False,
+        prefetch_factor=2,
     )
-    batches = [tuple(batch) for batch in loader]
-    assert batches[:8] == [(i, 1) for i in (1, 3, 4, 5, 6, 7, 8, 9)]
-    assert batches[8:] == [(0, 0), (2, 0)]
+    iterator = iter(loader)
+    assert [tuple(next(iterator)) for _ in range(8)] == [(i, 1) for i in (1, 3, 4, 5, 6, 7, 8, 9)]
+    let_go.set()
+    assert [tuple(batch) for batch in iterator] == [(0, 0), (2, 0)]
 
 
 def test_out_of_order_has_no_say_without_workers(loader_class: Loader) -> None:

@@ -352,10 +352,10 @@ def test_a_function_is_given_what_it_needs() -> None:
         (
             "tests.doctor.patients:needs",
             {},
-            "missing a required argument: 'argument'. Arguments are",
+            "missing a required argument: 'argument'. Give arguments as",
         ),
         ("tests.doctor.patients:needs", {"root": 1}, "--arg name=value"),
-        ("tests.doctor.patients:healthy", {"root": 1}, "--arg root= has nobody to go to"),
+        ("tests.doctor.patients:healthy", {"root": 1}, "--arg root= cannot be passed to anything"),
     ],
 )
 def test_what_cannot_be_examined_is_said(spec: str, given: dict[str, Any], words: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
+import threading
 import types
+from collections import deque
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,8 +17,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from holdfast.autopsy.blackbox import STATE, BlackBoxes, NoRecorder, Recorder
 from holdfast.engine import generators
+from holdfast.engine import randomness as randomness_module
 from holdfast.engine.careful_map import CarefulMapFetcher
-from holdfast.engine.generators import MOST, Generators
+from holdfast.engine.generators import MOST, PATIENCE, Generators
 from holdfast.engine.randomness import OWN_AT, Randomness, bring_back
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import NOTHING
@@ -113,6 +117,17 @@ def test_generators_of_the_module_and_the_class_are_found() -> None:
     assert f"{module}.GLOBAL" in found
     assert f"{module}.TABLE['global'][0]" in found
     assert "Sharing.rng" in found
+
+
+class Settings:
+    """Of no object: only its name is used."""
+
+    rng = rng()
+
+
+def test_generators_of_a_class_that_is_only_named_are_found() -> None:
+    found = paths(lambda samples: Settings.rng.random(), "collate_fn")
+    assert found == ["Settings.rng"]
 
 
 def test_a_generator_that_many_share_counts_once() -> None:
@@ -306,6 +321,7 @@ def test_where_there_are_none_nothing_is_looked_at_between_the_looks(
     monkeypatch.setattr(
         generators, "wide", lambda *given, **more: looks.append(1) or real(*given, **more)
     )
+    monkeypatch.setattr(randomness_module, "_SHARE", 10**12)  # there is no time for more of them
     boxes = BlackBoxes(1)
     recorder = Recorder(boxes.fd, 1, 0)
     randomness = Randomness(lambda: [("dataset", Bundle(size=3))], STATE - OWN_AT)
@@ -342,3 +358,232 @@ def test_a_sample_that_stands_in_leaves_them_as_they_were() -> None:
     made = fetcher.fetch(0, [3, 4, 5], brief)
     assert made[0] == 3 + drawn[0]
     assert made[2] == 5 + drawn[2], "sample 4 has drawn, and the one in its place has not"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        random.Random,
+        lambda seed: type("Dice", (random.Random,), {})(seed),
+        np.random.default_rng,
+        np.random.RandomState,
+        np.random.Philox,
+    ],
+)
+def test_one_that_comes_into_being_is_kept_from_that_batch_on(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(randomness_module, "_SHARE", 10**12)
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    thing = Bundle(inner=[None])
+    randomness = Randomness(lambda: [("dataset", thing)], STATE - OWN_AT)
+    randomness.begin(0)
+    for number in range(1, 7):
+        if number == 6:  # there are looks at 4 and 8
+            thing.inner[0] = made(3)
+        randomness.keep(recorder, number)
+    saved = boxes.random_state(0, 6)
+    assert saved is not None
+    other = Randomness(lambda: [("dataset", Bundle(inner=[None]))], STATE - OWN_AT)
+    other.restore(saved, 6)
+    assert other.own.waiting == ["dataset.inner[0]"]
+    assert not other.own.remarks
+    boxes.close()
+
+
+def test_of_one_that_leaves_no_trace_it_is_said_that_it_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(randomness_module, "_SHARE", 10**12)
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    thing = Bundle(torch=None)
+    randomness = Randomness(lambda: [("dataset", thing)], STATE - OWN_AT)
+    randomness.begin(0)
+    remarks = []
+    for number in range(1, 8):
+        if number == 6:
+            thing.torch = torch.Generator()
+        randomness.keep(recorder, number)
+        saved = boxes.random_state(0, number)
+        assert saved is not None
+        fresh = Bundle(torch=None)
+        other = Randomness(lambda: [("dataset", fresh)], STATE - OWN_AT)  # noqa: B023
+        other.restore(saved, number)
+        fresh.torch = torch.Generator()
+        fresh.other = random.Random(1)  # which would have been seen
+        other.own.look()
+        remarks.append([(about, "dataset.torch" in words) for about, words in other.own.remarks])
+    doubt = [("generators-late", True)]
+    assert remarks == [[], [], doubt, [], doubt, doubt, doubt]  # looks are at 1, 2 and 4
+    boxes.close()
+
+
+def test_looks_for_locks_of_others_do_not_take_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(randomness_module, "_SHARE", 10**12)
+    looks = []
+    real = Generators.look
+    monkeypatch.setattr(Generators, "look", lambda self: looks.append(1) or real(self))
+    randomness = Randomness(lambda: [("dataset", Bundle(size=3))], STATE - OWN_AT)
+    boxes = BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    locks = []
+    for number in range(1, 501):
+        locks.append(threading.RLock())
+        randomness.keep(recorder, number)
+    assert len(looks) < 50
+    saved = boxes.random_state(0, 500)
+    assert saved is not None
+    fresh = Bundle(size=3)
+    other = Randomness(lambda: [("dataset", fresh)], STATE - OWN_AT)
+    other.restore(saved, 500)
+    fresh.rng = rng()
+    other.own.look()
+    assert "dataset.rng" in other.own.remarks[0][1], "which is not sure any more"
+    boxes.close()
+
+
+class Picky(Bundle):
+    """Has another of its transforms in hand for each sample."""
+
+    def pick(self, number: int) -> Any:
+        self.current = self.transforms[number]
+        return self.current.rng
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_shorter_path_that_comes_later_does_not_take_the_place_of_the_first(begun: bool) -> None:
+    def make() -> Picky:
+        made = Picky(transforms=[Bundle(rng=rng(seed)) for seed in range(3)])
+        if begun:
+            made.pick(0)
+        return made
+
+    one, another = make(), make()
+    found = of(one)
+    one.pick(2).random()
+    one.pick(1).random(5)
+    found.look()
+    of(another).restore(found.saved())
+    for number in range(3):
+        assert another.pick(number).random() == one.pick(number).random()
+
+
+def test_one_that_was_moved_and_one_in_its_place_are_told_apart() -> None:
+    thing = Bundle(rng=rng(1), inner=Bundle(rng=rng(2)))
+    found = of(thing)
+    thing.old, thing.rng = thing.rng, rng(3)
+    thing.before, thing.inner = thing.inner, Bundle(rng=rng(4))
+    other = Bundle(rng=rng(1), inner=Bundle(rng=rng(2)))
+    again = of(other)
+    again.restore(found.saved())
+    assert other.rng.random() == rng(3).random()
+    assert other.inner.rng.random() == rng(4).random()
+    assert again.waiting == ["dataset.old", "dataset.before.rng"]
+
+
+def test_what_a_try_has_made_is_taken_away_and_what_was_waited_for_stays() -> None:
+    class Slots:
+        __slots__ = ("rng", "set")
+
+    def make() -> Bundle:
+        slots = Slots()
+        slots.set = None
+        return Bundle(table={1: "x"}, rows=[0], none=None, inner=Bundle(), slots=slots)
+
+    def fill(thing: Bundle) -> None:
+        thing.table[7] = rng(7)
+        thing.rows.append(rng(8))
+        thing.none, thing.new = rng(9), Bundle(rng=rng(10))
+        thing.inner.rng = rng(11)
+        thing.slots.rng, thing.slots.set = rng(12), rng(13)
+
+    before, thing = make(), make()
+    before.table[7] = rng(7)
+    before.table[7].random()
+    found = of(thing)
+    found.restore(of(before).saved())
+    places = found.places()
+    fill(thing)
+    assert found.some_are_there()
+    found.take_back(places)
+    assert found.paths == ["dataset.table[7]"]
+    assert (thing.rows, thing.none, vars(thing.inner), thing.slots.set) == ([0], None, {}, None)
+    assert not hasattr(thing, "new")
+    assert not hasattr(thing.slots, "rng")
+    found.arrived()
+    assert thing.table[7].random() == before.table[7].random()
+    assert not found.remarks
+
+
+def test_one_that_cannot_be_taken_away_is_told_of() -> None:
+    thing = Bundle(rngs=deque([1]))
+    found = of(thing)
+    places = found.places()
+    thing.rngs.append(rng())
+    found.take_back(places)
+    assert found.remarks[0][0] == "generators-again"
+    assert "dataset.rngs[1]" in found.remarks[0][1]
+
+
+@functools.cache
+def cached(seed: int) -> np.random.Generator:
+    return rng(seed)
+
+
+@pytest.mark.parametrize(
+    "hiding",
+    [
+        {rng()},
+        frozenset([rng()]),
+        itertools.cycle([rng()]),
+        map(str, (rng(),)),
+        iter([rng()]),
+        types.MappingProxyType({"a": rng()}),
+        cached,
+    ],
+    ids=lambda hiding: type(hiding).__name__,
+)
+def test_one_that_hides_where_nobody_looks_is_told_of(hiding: Any) -> None:
+    cached(1)
+    found = of(Bundle(a=hiding))
+    assert not found.paths
+    ((about, words),) = found.remarks
+    assert about == "generators-left-out"
+    assert "dataset.a.<inside>" in words
+
+
+def test_one_that_hides_and_is_elsewhere_too_is_found() -> None:
+    own = rng()
+    assert paths(Bundle(a={own}, b=own)) == ["dataset.b"]
+
+
+def test_states_do_not_wait_for_ever() -> None:
+    saved = of(Bundle(rng=rng(1))).saved()
+    found = of(Bundle(rng=None))
+    found.restore(saved)
+    for _ in range(PATIENCE):
+        assert found.waiting
+        found.missing()
+    assert not found.waiting
+    assert len(found.remarks) == 1
+
+
+def test_one_that_was_taken_away_is_told_of() -> None:
+    thing, boxes = Bundle(a=rng(1), b=rng(2)), BlackBoxes(1)
+    recorder = Recorder(boxes.fd, 1, 0)
+    randomness = Randomness(lambda: [("dataset", thing)], STATE - OWN_AT)
+    randomness.begin(0)
+    thing.b = thing.a
+    randomness.keep(recorder, 1)
+    saved = boxes.random_state(0, 1)
+    assert saved is not None
+    other = Randomness(lambda: [("dataset", Bundle(a=rng(1), b=rng(2)))], STATE - OWN_AT)
+    other.restore(saved, 1)
+    ((about, words),) = other.own.remarks
+    assert about == "generators-changed"
+    assert "dataset.b" in words
+    boxes.close()

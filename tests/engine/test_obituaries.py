@@ -111,3 +111,33 @@ def test_a_logbook_that_cannot_be_written_keeps_no_batch_waiting(
         assert not go_on.is_set()
         go_on.set()
     assert seen == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "words"),
+    [
+        (0, 1, "before it began batch 1; replaced; its batch is made again"),
+        (1, None, "while it had nothing to do; replaced"),
+    ],
+)
+def test_a_batch_that_has_arrived_is_not_said_to_be_in_the_making(
+    task: int, batch: int | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be killed when its answer is on its way, and before it has noted that."""
+    monkeypatch.setenv("HOLDFAST_FAULTS", f"after-send:SIGKILL@task={task}")
+    with holdfast.DataLoader(range(8), num_workers=1, prefetch_factor=2) as loader:
+        iterator = iter(loader)
+        assert eventually(lambda: len(loader.incidents) == 1)
+        (incident,) = loader.incidents
+        assert (incident.step, incident.batch) == ("idle", batch)
+        assert str(incident).endswith(words)
+        assert [int(one) for one in iterator] == list(range(8))
+
+
+def test_the_beginning_of_an_epoch_is_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "after-resume:SIGKILL@")
+    with holdfast.DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
+        assert len(list(loader)) == 4
+        assert [int(one) for one in loader] == list(range(4))
+        (incident,) = loader.incidents
+        assert "sending" not in str(incident)

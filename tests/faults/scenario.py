@@ -221,6 +221,19 @@ def wait_until_idle(iterator: Any) -> None:
     assert eventually(lambda: all(idle(number) for number in range(len(iterator._workers))))
 
 
+def wait_until_nothing_is_owed(iterator: Any) -> None:
+    """Until all that was asked for has come: whoever dies then was making no batch."""
+    machine = iterator._pool.machine
+
+    def nothing() -> bool:
+        alive = all(worker.is_alive() for worker in iterator._workers)  # takes in what was sent
+        return (
+            alive and not machine.held_back and not any(map(machine.busy, range(machine.workers)))
+        )
+
+    assert eventually(nothing)
+
+
 # -- the verdict --------------------------------------------------------------------------
 
 

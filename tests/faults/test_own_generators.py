@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 
 import holdfast
-from tests.support.generators import Drawing, Jitter, Resuming, Streaming
+from tests.support.generators import Drawing, Jitter, Resuming, Streaming, as_imported
 
 pytestmark = [
     pytest.mark.faults,
@@ -32,6 +32,11 @@ KILLS = ";".join(
         "after-resume:SIGKILL@worker=1,generation=2",
     )
 )
+
+
+@pytest.fixture(autouse=True)
+def _fresh_globals() -> None:
+    as_imported()
 
 
 def stream(

@@ -247,7 +247,10 @@ def test_batches_the_user_keeps_stay_valid_when_their_workers_die(tmp_path: Path
             if number in (2, 5):
                 kill(*pids(iterator))
             if number == 4:
+                before = set(pids(iterator))
                 kill(nursery(iterator))
+                # Until that is noticed, these are the pids of workers that have gone with it.
+                assert eventually(lambda before=before: before.isdisjoint(pids(iterator)))
         assert next(iterator, None) is None
     numbers = []
     for batch in held:

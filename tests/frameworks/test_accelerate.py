@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300, method="thread")]
 RECIPE = CATALOGUE["accelerate-rebuild"].remedies[0].command
 
 DEATH = """
+import multiprocessing
 import os
 import torch
 from accelerate import Accelerator
@@ -28,14 +29,20 @@ class Data(torch.utils.data.Dataset):
         return 64
     def __getitem__(self, index):
         if index == 40:
+            received.wait(60)
             os.kill(os.getpid(), HOW)
         return torch.tensor(index)
+
+# A batch that nobody has read dies with torch's worker, and then one error interrupts the printing
+# of another. So worker 0 waits until all it has made so far was received.
+received = multiprocessing.Event()
 
 accelerator = Accelerator(cpu=True)
 prepared = accelerator.prepare(holdfast.DataLoader(Data(), batch_size=4, num_workers=2))
 RECIPE
-for batch in prepared:
-    pass
+for number, batch in enumerate(prepared):
+    if number == 8:
+        received.set()
 print("through", flush=True)
 """
 

@@ -1,8 +1,8 @@
-"""Each feature by itself, in processes from which something has been taken away. No torch.
+"""Each feature by itself, in processes where something is refused. Without torch.
 
-Its argument is a list of refusals as JSON. For each a child is forked, which imports `holdfast.kernel`
-only when it has been refused what it is to be refused, and tries everything in it. Of the rest of
-holdfast, which is above it, nothing is imported.
+The argument is a list of refusals as JSON. For each a child is forked. It sets up the refusal, then
+imports `holdfast.kernel` and tries everything in it. Nothing else of holdfast is imported, because
+the kernel package is below the rest.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tried(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files(kernel: Any) -> None:
-    """Both sides of a mapping see the same, reserved memory is there, and what is in use stays."""
+    """Both sides of a mapping see the same, memory is reserved, and bytes in use stay as they are."""
     page, pages = mmap.PAGESIZE, 8
     fd = kernel.memory_file("holdfast-test", sealable=True, room=pages * page)
     assert os.fstat(fd).st_nlink == 0
@@ -69,7 +69,7 @@ def _files(kernel: Any) -> None:
 
 
 def _children(kernel: Any) -> None:
-    """One that is ended, one that ends, one that somebody else has reaped."""
+    """One that is killed, one that exits, one that other code has reaped."""
     for how in ("signalled", "exits", "reaped"):
         ours, theirs = kernel.socket_pair()
         pid = os.fork()
@@ -85,7 +85,7 @@ def _children(kernel: Any) -> None:
             child.send_signal(signal.SIGKILL)
         if how == "reaped":
             os.waitpid(pid, 0)
-            child.send_signal(signal.SIGKILL)  # to nobody
+            child.send_signal(signal.SIGKILL)  # reaches no process
         assert child.ended(20)
         child.reap()
         assert child.status == {"signalled": 9, "exits": 7 << 8, "reaped": None}[how]

@@ -1,4 +1,4 @@
-"""What may be refused, one at a time and all at once; and scripts run where it is."""
+"""What may be refused, one at a time and all at once, and scripts that run under a refusal."""
 
 from __future__ import annotations
 

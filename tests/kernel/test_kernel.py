@@ -1,4 +1,4 @@
-"""Every feature has a way wherever there is one, and says which it is and what it costs."""
+"""Every feature finds a way where one exists, and reports which it is and what is lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_memory_files_children_and_limits_work_with(row: Refusal) -> None:
 
 
 def ways(name: str) -> dict[str, tuple[str, str]]:
-    """What is not as with nothing refused: the way, and what it costs."""
+    """What differs from a system where nothing is refused: the way, and what is lost."""
     plain, found = (probed()[one]["survey"] for one in ("nothing", name))
     return {one: tuple(row) for one, row in found.items() if row != plain[one]}
 
@@ -71,7 +71,12 @@ def ways(name: str) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("refused", "feature", "way", "lost"),
     [
-        ("memfd_create refused (EPERM)", "memory files", "unlinked files in /dev/shm", "room"),
+        (
+            "memfd_create refused (EPERM)",
+            "memory files",
+            "unlinked files in /dev/shm",
+            "the free space of /dev/shm",
+        ),
         ("no os.memfd_create", "memory files", "the system call", ""),
         ("all of pidfds refused (ENOSYS)", "process handles", "waitpid", "a second later"),
         ("no os.pidfd_open", "process handles", "the system call", ""),

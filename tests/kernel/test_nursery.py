@@ -1,4 +1,4 @@
-"""A nursery that raises is not one that was killed, and one without pidfds ends with its trainer."""
+"""A nursery that raises is not reported as killed, and one without pidfds ends with its trainer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The loader starts, and its workers may die and hang, wherever torch's loader starts.
 
-Each run is of `trial.py`: an epoch as it is, and one with a worker that is killed and another that
-hangs, in processes from which something has been taken away.
+Each test runs `trial.py`: an undisturbed epoch, and one with a worker that is killed and another
+that hangs, in processes where something is refused.
 """
 
 from __future__ import annotations

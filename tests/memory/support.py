@@ -27,7 +27,7 @@ class Slot:
     window: Window
 
     def send(self, batch: Any) -> Any:
-        """What arrives of a batch."""
+        """The batch as it arrives in the main process."""
         return codec.decode(codec.encode(batch, self.arena), self.window)
 
     def recycle(self) -> None:
@@ -35,7 +35,7 @@ class Slot:
             self.arena.release(offset)
 
     def lent(self) -> int:
-        """Bytes lent out, and those of released blocks that the worker was not told of yet."""
+        """Bytes lent out, with released blocks that were not reported to the worker yet."""
         return sum(lease.nbytes for lease in self.window.released.leases.values())
 
     def resident(self) -> int:

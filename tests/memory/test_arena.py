@@ -1,4 +1,4 @@
-"""Blocks of shared memory: who may use them, and when they are free again."""
+"""Blocks of shared memory: which side may use them, and when they are free again."""
 
 from __future__ import annotations
 
@@ -477,7 +477,7 @@ def test_what_a_successor_finds_reserved_counts_for_it(slot: Slot) -> None:
 
 def test_what_is_kept_can_be_asked_for_as_soon_as_a_window_is_in_the_books(slot: Slot) -> None:
     class Asked(Kept):
-        """Somebody in another thread asks at once."""
+        """Reads the size at once, as another thread may."""
 
         def open(self, window: Window) -> None:
             super().open(window)

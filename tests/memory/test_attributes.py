@@ -1,4 +1,4 @@
-"""Looking at objects runs nothing of theirs."""
+"""Reading the attributes of objects runs none of their code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def touch(*_: object) -> NoReturn:
 
 
 class Lazy:
-    """Made when it is first used, which fails here."""
+    """Creates itself when it is first used, which fails here."""
 
     __class__ = property(touch)  # type: ignore[assignment]
     __getattr__ = __getattribute__ = touch

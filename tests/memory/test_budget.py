@@ -378,7 +378,7 @@ def test_a_small_worker_is_replaced_only_if_not_even_as_much_is_left(tmp_path: P
 def test_where_memory_goes_fast_workers_are_replaced_before_next_to_nothing_is_left(
     tmp_path: Path,
 ) -> None:
-    """As when they copy what they have inherited: 30 MiB in a tenth of a second."""
+    """As when forked workers copy inherited pages: 30 MiB in a tenth of a second."""
     roots = system(tmp_path)
     place, pids = roots.cgroup / "job" / "step", {0: 70, 1: 71, 2: 72}
     sizes = {0: 20 * MIB, 1: 40 * MIB, 2: 10 * MIB}
@@ -414,7 +414,7 @@ def test_memory_that_comes_and_goes_with_each_batch_is_no_reason_to_replace_anyb
 
 
 def minding_one(tmp_path: Path, nbytes: int) -> tuple[Path, Warden]:
-    """A group that is half full, and who minds one worker of this size in it, pid 70."""
+    """A group that is half full, and the warden of one worker of this size in it, pid 70."""
     roots = system(tmp_path)
     place = roots.cgroup / "job" / "step"
     of_size(roots, 70, nbytes)
@@ -441,8 +441,7 @@ def test_a_worker_whose_replacement_has_helped_may_be_replaced_again_at_once(
 def test_a_trainer_whose_memory_comes_and_goes_has_workers_replaced_ever_less_often(
     tmp_path: Path, swing: int
 ) -> None:
-    """At each step of half a second memory is full, and then it is not; that is not the doing of
-    workers that were replaced."""
+    """Memory fills up and becomes free every half second, whether or not workers are replaced."""
     place, mind = minding_one(tmp_path, 90 * MIB)
     went: list[int] = []
     for tenth in range(400):
@@ -460,7 +459,7 @@ def test_a_trainer_whose_memory_comes_and_goes_has_workers_replaced_ever_less_of
 def test_workers_that_are_too_small_to_be_worth_it_are_not_measured_at_every_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurry: bool, takes: float, most: int
 ) -> None:
-    """It takes milliseconds for each, and everybody waits."""
+    """A measurement takes milliseconds for each worker, and the trainer waits for it."""
     place, mind = minding_one(tmp_path, 4 * MIB)
     measured = 0
 

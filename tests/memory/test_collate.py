@@ -291,7 +291,7 @@ def test_small_samples_pass_through_as_they_are(slot: Slot) -> None:
 
 
 class Odd:
-    """Stands for any sample that is not like the first."""
+    """Represents any sample that is not like the first."""
 
     kinds: tuple[Callable[[], Any], ...] = (
         lambda: torch.zeros(BIG),
@@ -434,7 +434,7 @@ print(anonymous() - before)
     [("torch.ones(3, 224, 224)", "clone"), ("np.ones((3, 224, 224), np.float32)", "copy")],
 )
 def test_placing_a_batch_takes_the_memory_of_one_sample(source: str, copy: str) -> None:
-    """Not of all of them, for want of a hole in the heap where the next one fits."""
+    """Not of the whole batch: each sample fits into the memory that the last one has freed."""
     program = HEAP.format(source=source, copy=copy)
     ended = warm.run(["-c", program], timeout=100)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""Growth is named: each kind by its own curve, and none where there is none."""
+"""Each kind of growth is recognised by its curve, and none is reported where there is none."""
 
 from __future__ import annotations
 
@@ -100,4 +100,17 @@ def test_over_all_epochs_of_a_loader_it_is_said_once_unless_it_becomes_much_wors
 
     assert [epoch(1.0), epoch(1.0), epoch(3.0)] == [1, 0, 0]
     assert [epoch(4.5), epoch(4.5)] == [1, 0]
+    assert epoch(1.0, "native-leak") == 0, "a leak is one, whatever is taken for its kind"
     assert epoch(1.0, "copy-on-write") == 1  # another kind is other news
+
+
+@pytest.mark.parametrize(
+    ("blocks", "kind"), [(-15, "native-leak"), (20, "native-leak"), (9000, "python-leak")]
+)
+def test_a_few_objects_more_after_a_few_batches_are_no_pile(blocks: int, kind: Kind) -> None:
+    """A leak of one large array for each batch, and what the interpreter makes and frees beside."""
+    first = Point(0.0, 1, 8 * MIB, 8 * MIB, 0, 750_000, 0)
+    last = Point(1.0, 7, 56 * MIB, 56 * MIB, 0, 750_000 + blocks, 0)
+    found = classify([first, last])
+    assert found is not None
+    assert found.kind == kind

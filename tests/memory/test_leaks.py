@@ -239,24 +239,25 @@ def test_nothing_of_the_users_runs_because_somebody_looks(
 def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_begun_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The looks cannot end before the steps have gone on: whoever waited for them would for ever."""
+    """The looks end only after all steps: a step that waited for one would wait for ever."""
     gate = tmp_path / "gate"
     kept: list[bytes] = []
 
-    def patient(dataset: object) -> Round:
+    def patient(dataset: object, *, stop: bool) -> Round:
         assert eventually(gate.exists)
         return Round({("a.py", 1): sum(map(len, kept))}, {}, 0, 0, {})
 
     monkeypatch.setattr(leaks_module, "look", patient)
     tracer = AsideTracer(1, rounds=3)
     for _ in range(8):
+        tracer.begin()
         kept.append(bytes(100_000))
         assert tracer.step() is None
     gate.touch()
     found = None
     deadline = time.monotonic() + 60
     while found is None and time.monotonic() < deadline:
-        kept.append(bytes(100_000))  # seen by nobody
+        kept.append(bytes(100_000))  # after the last look
         found = tracer.step()
         time.sleep(0.01)
     assert found is not None
@@ -267,14 +268,14 @@ def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_
 def test_a_look_that_fails_beside_the_work_is_told(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(dataset: object) -> Round:
+    def fail(dataset: object, *, stop: bool) -> Round:
         if how == "is killed":
             signal.raise_signal(signal.SIGKILL)
-        raise ValueError("an object nobody thought of")
+        raise ValueError("an unexpected object")
 
     monkeypatch.setattr(leaks_module, "look", fail)
     tracer = AsideTracer(1)
-    error, words = (LookFailed, "nobody thought of") if how == "raises" else (MemoryError, "killed")
+    error, words = (LookFailed, "unexpected object") if how == "raises" else (MemoryError, "killed")
 
     def until_it_is_told() -> None:
         for _ in range(3000):

@@ -1,4 +1,4 @@
-"""Packed containers behave as what they replace, and stay one copy."""
+"""Packed containers behave as the containers they replace, and stay one copy."""
 
 from __future__ import annotations
 

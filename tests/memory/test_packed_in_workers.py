@@ -18,7 +18,7 @@ BATCH = 2000
 
 
 class Paths:
-    """Reads its samples and says how many bytes are this process's own."""
+    """Reads its samples and returns the private bytes of this process."""
 
     def __init__(self, samples: Any) -> None:
         self.samples = samples

@@ -276,7 +276,7 @@ class Uncountable(list):  # type: ignore[type-arg]
 class Pretender:
     @property
     def __class__(self) -> Any:
-        raise RuntimeError("nobody has asked for that")
+        raise RuntimeError("__class__ must not be read")
 
 
 def test_a_container_that_cannot_be_measured_does_not_keep_the_loader_from_starting() -> None:

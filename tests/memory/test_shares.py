@@ -1,4 +1,4 @@
-"""What "auto" promises fits in the room there is: all promises together, in every room."""
+"""The shares of "auto" together fit into the free memory, however much that is."""
 
 from __future__ import annotations
 

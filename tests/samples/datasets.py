@@ -127,7 +127,7 @@ class Flaky(Corrupt):
 
 
 class Generator(IterableDataset[Any]):
-    """A stream whose bad elements raise inside the generator, which is then finished."""
+    """A stream whose bad elements raise inside the generator, which ends it."""
 
     def __init__(self, bad: dict[int, str], size: int = SIZE) -> None:
         self.bad = bad
@@ -177,7 +177,7 @@ class Patient(Generator):
 
 
 class Stuck(Generator):
-    """Its iterator never gets past a bad element."""
+    """Its iterator raises again and again at a bad element."""
 
     def __iter__(self) -> Iterator[Any]:
         return _Stuck(self)

@@ -1,4 +1,4 @@
-"""Playing loaders and comparing what they give."""
+"""Run loaders and compare their batches."""
 
 from __future__ import annotations
 

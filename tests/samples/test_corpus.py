@@ -128,7 +128,7 @@ def count_for_ever() -> None:
 
 
 def read_what_was_cut_off() -> None:
-    """A mapped file that somebody shortens while it is read: SIGBUS."""
+    """A mapped file that is truncated while it is read: SIGBUS."""
     import mmap
     import tempfile
 

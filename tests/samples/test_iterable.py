@@ -1,4 +1,4 @@
-"""Streams: past a bad element where that can be, and loudly not where it cannot."""
+"""Streams: continue after a bad element where possible, and raise where it is not."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_replacing_keeps_sizes_and_numbers_and_the_bytes_of_the_good(
 
 
 def test_stand_ins_come_from_the_sampler_alone() -> None:
-    """What it holds back must not leak in; indices need be no numbers."""
+    """Samples that the sampler leaves out must not leak in; indices need not be numbers."""
 
     class Words(Corrupt):
         def __getitem__(self, index: Any) -> Any:
@@ -159,7 +159,7 @@ def test_with_nobody_to_stand_in_it_says_so(workers: int) -> None:
 
 
 def test_the_same_after_a_death_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found is found again when the batch is redone, and told once."""
+    """Bad samples are found again when the batch is made again, and reported once."""
     bad = {1: "raises late", 2: "None", 9: "raises late", 17: "odd shape"}
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
     for policy in ("skip", "replace"):
@@ -412,7 +412,7 @@ def test_a_collation_of_the_users_is_asked_who_it_is(policy: str) -> None:
 
 
 def test_harmless_differences_are_no_guilt() -> None:
-    """An int among floats collates; only the one that does not fit is to blame."""
+    """An int among floats collates; only the sample that does not fit is reported."""
 
     class Mixed(Corrupt):
         def __getitem__(self, index: int) -> Any:
@@ -582,7 +582,7 @@ def test_a_batch_of_the_datasets_own_making_is_left_as_it_is() -> None:
 def test_a_batch_of_the_datasets_own_making_is_made_again_without_the_bad(
     kind: type[Columns], policy: str, workers: int
 ) -> None:
-    """The collate function never sees anything else, in no epoch."""
+    """The collate function never gets anything else, in any epoch."""
     bad = {1: "raises late", 6: "raises", 8: "raises", 9: "raises"}
     bad |= {13: "segfault"} if workers and kind is Columns else {}
     size = 2 if kind is Pairs else 4
@@ -600,7 +600,7 @@ def test_a_batch_of_the_datasets_own_making_is_made_again_without_the_bad(
 
 
 def test_a_bad_sample_draws_nothing_in_a_batch_of_the_datasets_own_making() -> None:
-    """Found or known: the batch is as if the sampler had not given it."""
+    """Whether found now or known before: the batch is as if the sampler had not given it."""
     kept = [[0, 2, 3], [4, 5, 6, 7]]
     options: dict[str, Any] = {"num_workers": 1, "collate_fn": columns}
     streams, _ = ours(
@@ -736,12 +736,12 @@ class Pressed(Corrupt):
         sample = super().__getitem__(index)
         if index == 6 and len(list(self.folder.iterdir())) < 3:
             (self.folder / str(os.getpid())).touch()
-            signal.raise_signal(signal.SIGKILL)  # which Python tells nobody
+            signal.raise_signal(signal.SIGKILL)
         return sample
 
 
 def test_a_death_by_memory_blames_nobody_unless_it_happens_alone_again(tmp_path: Path) -> None:
-    """Twice in its batch, once alone, and then never: innocent."""
+    """Killed twice in its batch, once alone, and then never: the sample is not bad."""
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 1}
     (stream,), loader = ours(Pressed(12, tmp_path), on_bad_sample="skip", **options)
     assert [stream] == stock(Corrupt({}, 12), **options)

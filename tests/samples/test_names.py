@@ -1,4 +1,4 @@
-"""A person looks for a file, not for an index."""
+"""Bad samples are reported by file name: a user looks for a file, not for an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The odd one out, and in what."""
+"""Which sample of a batch is unlike the others, and how it differs."""
 
 from __future__ import annotations
 

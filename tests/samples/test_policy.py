@@ -1,4 +1,4 @@
-"""The policy: what may pass, what is decided, how many are too many."""
+"""The policy: which errors are temporary, what is decided, how many are too many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quarantine survives whatever happens to those who write it."""
+"""The quarantine survives whatever happens to the processes that write it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`holdfast scan`, really run: on damaged files, on decoders that do the worst, interrupted, taken
-up again."""
+"""`holdfast scan`, really run: on damaged files, on decoders that crash, interrupted, continued."""
 
 from __future__ import annotations
 
@@ -375,7 +374,7 @@ def test_sizes_that_vary_by_nature_do_not_hide_the_odd_one() -> None:
         (("tests.samples.scanned:Stream",), "IterableDataset"),
         (("tests.samples.scanned:empty",), "its length is 0"),
         (("tests.samples.scanned:ready", "--arg", "a=1"), "is a dataset already"),
-        (("tests.samples.scanned:counted", "--arg", "a"), "no key=value"),
+        (("tests.samples.scanned:counted", "--arg", "a"), "not key=value"),
         (("tests.samples.scanned:counted", "--arg", "zzz=1"), "unexpected keyword argument 'zzz'"),
         (("tests.samples.scanned:ready", "--resume"), "--resume needs --out"),
         (("tests.samples.scanned:ready", "--retry", "x", "--sample", "3"), "does not go with"),

@@ -1,4 +1,4 @@
-"""Who stands in: the same in every run, never the bad one, never from outside the sampler."""
+"""Replacements: the same in every run, never the bad one, never from outside the sampler."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_who_is_left_out_does_not_change_the_order_of_the_others(
     seed: int, position: int, left_out: set[int]
 ) -> None:
     index = list(range(8))
-    everybody = tuple((number, 100 + number) for number in range(s.CANDIDATES))
-    some = tuple(one for one in everybody if one[0] not in left_out)
-    full = s.order(Brief({}, everybody, seed), index, position)
+    candidates = tuple((number, 100 + number) for number in range(s.CANDIDATES))
+    some = tuple(one for one in candidates if one[0] not in left_out)
+    full = s.order(Brief({}, candidates, seed), index, position)
     part = s.order(Brief({}, some, seed), index, position)
     assert part == [one for one in full if one[0] not in left_out]
 

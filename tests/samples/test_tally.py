@@ -1,5 +1,4 @@
-"""The statistics of a scan, and how far it has come: parts added up are the whole, also through a
-file."""
+"""The statistics and the progress of a scan: parts added up equal the whole, also through a file."""
 
 from __future__ import annotations
 

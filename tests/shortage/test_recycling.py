@@ -84,10 +84,12 @@ def stream(
     dataset: Any,
     epochs: int = 1,
     wait_for: Callable[[Any], bool] | None = None,
+    then_for: Callable[[], bool] | None = None,
     **more: Any,
 ) -> tuple[str, Any]:
     """`wait_for`, given the loader, comes true before the consumer goes on in the middle of the
-    first epoch: a worker of a stream works on until it is known that it can be replaced."""
+    first epoch: a worker of a stream works on until it is known that it can be replaced. `then_for`
+    comes true before it goes on near its end."""
     torch.manual_seed(3)
     more.setdefault("num_workers", 2)
     loader = loader_class(dataset, batch_size=2, **more)
@@ -97,6 +99,8 @@ def stream(
             seen.update(batch.numpy().tobytes())
             if wait_for is not None and (epoch, number) == (0, 14):
                 assert eventually(lambda: wait_for(loader), 60)
+            if then_for is not None and (epoch, number) == (0, 28):
+                assert eventually(then_for, 60)
     return seen.hexdigest(), loader
 
 
@@ -242,7 +246,9 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
         found, loader = stream(
             holdfast.DataLoader,
             kind(),
-            wait_for=None if kind is LeaksNatively else has_recycled,
+            wait_for=has_recycled,
+            # Of 32 batches: the successor has made all of its own, and is not told to go before it has seen them.
+            then_for=lambda: "what piles up" in caplog.text,
             worker_memory_limit="48MiB",
             on_bad_sample=policy,
             logbook=tmp_path,
@@ -273,14 +279,20 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
 def test_a_worker_whose_tracing_fails_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(dataset: object) -> None:
+    def fail(dataset: object, *, stop: bool) -> None:
         raise ValueError("an object nobody thought of")
 
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     monkeypatch.setattr("holdfast.memory.leaks.look", fail)  # inherited by forked workers
     expected, _ = stream(torch.utils.data.DataLoader, Leaks())
     with caplog.at_level(logging.WARNING, "holdfast"):
-        found, loader = stream(holdfast.DataLoader, Leaks(), worker_memory_limit="48MiB")
+        found, loader = stream(
+            holdfast.DataLoader,
+            Leaks(),
+            wait_for=has_recycled,
+            then_for=lambda: "cannot be said" in caplog.text,
+            worker_memory_limit="48MiB",
+        )
     assert found == expected
     assert loader.incidents == []
     (told,) = [one.message for one in caplog.records if "cannot be said" in one.message]

@@ -7,6 +7,7 @@ over before: here the consumer waits in the middle of it.
 from __future__ import annotations
 
 import logging
+import mmap
 import multiprocessing
 import random
 from collections.abc import Callable, Iterator
@@ -27,11 +28,23 @@ MIB = 1 << 20
 _leaked: list[Any] = []
 
 
+def memory(nbytes: int) -> Any:
+    """Asked of the kernel, and in use. The allocator would give what lies free in this process, which is more or less
+    after more or fewer tests, and then nothing is lacking."""
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(nbytes) from error
+    array = np.frombuffer(mapping, np.uint8)
+    array[:] = 1
+    return array
+
+
 class Leaks:
     """When it is sent, and not when its batch is merely made again."""
 
     def __reduce__(self) -> Any:
-        _leaked.append(np.ones(8 * MIB, np.uint8))
+        _leaked.append(memory(8 * MIB))
         return int, (0,)
 
 
@@ -108,7 +121,7 @@ class NeedsMuch(Honest):
     def __iter__(self) -> Iterator[Any]:
         for one in super().__iter__():
             if int(one[0]) == 20:
-                one[1] = np.ones(100 * MIB, np.uint8)[0]
+                one[1] = memory(100 * MIB)[0]
             yield one
 
 

@@ -365,21 +365,32 @@ class OnceWithLength(Once):
         return self.size
 
 
+@pytest.mark.parametrize("proven", [True, False])
 def test_a_stream_that_ends_early_behind_what_was_drawn_again_is_an_error_if_its_length_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    proven: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """All that had been delivered comes again, and then the first of two halves is all there is."""
-    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    """All that had been delivered comes again, and then the first of two halves is all there is. If
+    no epoch without a death was as long as the dataset says, that is only a warning."""
     loader = DataLoader(OnceWithLength(tmp_path / "seen", SIZE // 2), **TWO)
     assert len(loader) == SIZE // 3
-    seen = []
-    with pytest.raises(StreamLost) as caught:
+    if proven:
+        assert len(list(loader)) == SIZE // 3
+        for mark in tmp_path.iterdir():
+            mark.unlink()
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    seen, told = [], ""
+    try:
         seen.extend(batch.tolist() for batch in loader)
+    except StreamLost as lost:
+        told = str(lost)
     lacking = SIZE // 12
     assert len(seen) == SIZE // 3 - lacking
-    assert f"{len(seen)} batches came in this epoch where len(loader) promises {SIZE // 3}" in str(
-        caught.value
-    )
+    words = f"{len(seen)} batches came in this epoch where len(loader) promises {SIZE // 3}"
+    assert (words in told) is proven
+    assert (words in caplog.text) is not proven
     loader.close()
 
 

@@ -16,6 +16,14 @@ GLOBAL = np.random.default_rng(90)
 TABLE = {"global": [random.Random(91)]}
 
 
+def as_imported() -> None:
+    """Set the generators that all objects share to what a fresh interpreter has: a forked worker
+    inherits them as the tests before have left them, one that is spawned does not."""
+    GLOBAL.bit_generator.state = np.random.default_rng(90).bit_generator.state
+    TABLE["global"][0].setstate(random.Random(91).getstate())
+    Sharing.rng.bit_generator.state = np.random.default_rng(92).bit_generator.state
+
+
 class Dice(random.Random):
     """A subclass whose own code is not to run because somebody looks."""
 

@@ -37,6 +37,7 @@ class Incubator:
         )
         theirs.close()
         standing.add(self._process.pid)
+        _open.append(self)
 
     def start(
         self,
@@ -60,6 +61,7 @@ class Incubator:
         self._control.close()
         self._process.wait(30)
         standing.discard(self._process.pid)
+        _open.remove(self)
 
 
 class Command:
@@ -93,6 +95,14 @@ class Command:
 
 standing: set[int] = set()
 """Pids of incubators: they outlive the tests that began them."""
+_open: list[Incubator] = []
+
+
+def close_all() -> None:
+    """At the end of all tests: what is still open would be complained of by the interpreter."""
+    with_torch.cache_clear()
+    for incubator in tuple(_open):
+        incubator.close()
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def _first(batch: Any) -> int:
 
 
 def test_one_batch_kept_of_each_epoch_costs_no_descriptors() -> None:
-    """A running sample of the data, say: its loader's memory file must not stay open for it."""
+    """The memory file of a closed loader must not stay open for a batch that the user keeps."""
 
     def epoch() -> Any:
         return next(iter(DataLoader(Triples(4), num_workers=2)))

@@ -34,7 +34,7 @@ class Numbered(Dataset[torch.Tensor]):
 
 
 class Mixed(Dataset[float]):
-    """Says what it finds in a batch of another loader."""
+    """Returns what it finds in a batch of another loader."""
 
     reference: torch.Tensor | None = None
 

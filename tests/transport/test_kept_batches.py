@@ -1,4 +1,4 @@
-"""A batch that the user keeps stays valid for ever, and keeping it holds up nobody."""
+"""A batch that the user keeps stays valid for ever, and keeping it does not stop the loader."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_whole_data_set_fits_into_a_list() -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_holding_sixty_four_batches_at_a_time_works(prefetch: int) -> None:
-    """Gradient accumulation; with fixed slots it would wait for ever."""
+    """As in gradient accumulation; a loader with fixed slots would wait for ever."""
     with DataLoader(Blocks(256), num_workers=2, prefetch_factor=prefetch) as loader:
         held: list[torch.Tensor] = []
         for number, batch in enumerate(loader):

@@ -123,7 +123,7 @@ def test_one_batch_kept_for_ever_does_not_hold_the_room_behind_it() -> None:
 
 @pytest.mark.faults
 def test_memory_stays_bounded_through_deaths() -> None:
-    """What a dead worker has left half made, and what was released to it, is not lost."""
+    """The unfinished batch of a dead worker, and blocks released to it, are reused."""
     with DataLoader(Blocks(600), num_workers=2, max_restarts=None) as loader:
         iterator = iter(loader)
         measured = []
@@ -193,7 +193,7 @@ def memory_mapped() -> int:
 
 
 class Waits(torch.utils.data.Dataset[torch.Tensor]):
-    """Batches of 8 MB, of which the third is not begun before the consumer says so."""
+    """Batches of 8 MB; the third is not begun before the consumer allows it."""
 
     BATCH = 8 << 20
 

@@ -38,7 +38,8 @@ class Incident:
     exitcode: int | None
     """As :mod:`multiprocessing` gives it: negative for a signal."""
     batch: int | None
-    """The number of the batch in flight, counted from 0 in its epoch."""
+    """The number of the batch in flight, counted from 0 in its epoch: the one it was making, or, if
+    `step` is ``idle``, had still to begin. None if it had sent all it was asked for."""
     sample: Any
     """The index of the sample in flight, as the sampler gave it."""
     position: int | None
@@ -157,6 +158,8 @@ class Incident:
             if self.sample_name is not None:
                 where = f"{self.sample_name}; {where}"
             return f" while {doing} {name} ({where})"
+        if self.step == "idle" and self.batch is not None:
+            return f" before it began batch {self.batch}"
         words = {
             "boot": " while it was starting",
             "start-up": " while it was starting",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import pickle
 import resource
@@ -58,6 +59,8 @@ from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.record import BadSample, name_of
 
 __all__ = ["ProcessIterator", "SingleProcessIterator"]
+
+log = logging.getLogger("holdfast")
 
 _NOTHING: Final = object()
 
@@ -416,9 +419,10 @@ class ProcessIterator(_BaseDataLoaderIter):
     def _too_short(self) -> v.GaveUp | None:
         """The end of an epoch that lacks batches it would have had without a death.
 
-        That is known only where the user has asked for len(loader), and so counts on it. If it has
-        promised too much in an epoch without a death it says nothing. Where samples are left out,
-        or a batch has raised, there may be fewer.
+        That is known only where the user has asked for len(loader), and an epoch without a death
+        was as long as it says: many datasets have a length that counts what they leave out. Where
+        it is not known, it is said. With a policy for bad samples, or after a batch that raised,
+        there may be fewer.
         """
         samples: Any = self._IterableDataset_len_called
         if samples is None or self._raised or self._options.policy is not None:
@@ -427,18 +431,26 @@ class ProcessIterator(_BaseDataLoaderIter):
         least = -(-samples // size)
         if self._drop_last:  # each worker has a rest of its own
             least = samples // size - (self._num_workers - 1)
-        if self._num_yielded >= least:
-            return None
         worker = self._pool.machine.continued
         if worker is None:
-            self._said.promises_too_much = True
-        if worker is None or self._said.promises_too_much:
+            self._said.length_holds = self._num_yielded >= least
             return None
-        why = (
-            f"another process went on with it, and {self._num_yielded} batches came in this epoch "
-            f"where len(loader) promises {'at least ' if self._drop_last else ''}{least}"
+        if self._num_yielded >= least:
+            return None
+        came = (
+            f"{self._num_yielded} batches came in this epoch where len(loader) promises "
+            f"{'at least ' if self._drop_last else ''}{least}"
         )
-        return v.GaveUp("stream", worker, (), why)
+        if self._said.length_holds:
+            return v.GaveUp("stream", worker, (), f"another process went on with it, and {came}")
+        if self._said.first("shorter-than-promised"):
+            log.warning(
+                "%s%s. The stream of worker %d was continued by another process in it. Whether it "
+                "would have been longer is not known: no epoch without a death has shown that the "
+                "length of the dataset holds.",
+                self._pool.origin.prefix, came, worker,
+            )  # fmt: skip
+        return None
 
     def _keep_books(self, account: Account, taken: Any) -> None:
         """Write down the bad samples of a batch, or close the books of the epoch; once.

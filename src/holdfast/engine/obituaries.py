@@ -104,12 +104,12 @@ def _sent_by(boxes: BlackBoxes, worker: int) -> str | None:
 
 
 @contextlib.contextmanager
-def _not_worth_the_run() -> Iterator[None]:
+def _not_worth_the_run(origin: Origin) -> Iterator[None]:
     """The worker is replaced already: if we cannot find out or write down why it died, say so."""
     try:
         yield
     except Exception:
-        log.exception("the examination of a death failed; the run goes on")
+        log.exception("%sthe examination of a death failed; the run goes on", origin.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +228,19 @@ class Obituaries:
         """Keep for examination what will not be the same in a moment; `sample` is what the sampler
         calls the one that was being loaded."""
         exit, remains, task = report.exit, report.remains, report.task
+        step, batch = exit.step, exit.task
+        if step == "send" and (task is None or exit.task != task.number):
+            step, batch = "idle", None  # its answer has come; it had not begun the next
         incident = Incident(
             kind=exit.kind,
             worker_id=report.worker,
             pid=remains.pid,
             signal=exit.signal,
             exitcode=exit.exitcode,
-            batch=exit.task if task is None else task.number,
+            batch=batch if task is None else task.number,
             sample=sample,
             position=position_of(exit.position) if report.loading else None,
-            step=exit.step,
+            step=step,
             stack=exit.stack,
             action=done(report),
             time=remains.time,
@@ -245,7 +248,7 @@ class Obituaries:
             rank=self.origin.rank,
         )
         body: Body | None = None
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             body = self._coroner.receive(
                 incident.worker_id,
                 kind=incident.kind,
@@ -296,10 +299,10 @@ class Obituaries:
         return [self._of_memory.popleft() for _ in range(len(self._of_memory))]
 
     def _publish(self, exit: v.Exit, incident: Incident, body: Body | None) -> None:
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             if body is not None:
                 incident = self._examined(incident, body)
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             self._on_incident(incident)
         self._published.append((exit, incident))
         if incident.action.endswith(BEING_TAKEN_UP):
@@ -328,7 +331,7 @@ class Obituaries:
             new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=to_do)
             if id(death) in numbers:
                 self._published[numbers[id(death)]] = (death, new)
-            with _not_worth_the_run():
+            with _not_worth_the_run(self.origin):
                 self._on_amended(old, new, f"{old.who()}: {_told(finding)}")
         _, last = waiting[-1]
         self._say(f"{self.origin.prefix}{last.who()}", finding)
@@ -357,7 +360,7 @@ class Obituaries:
             rank=self.origin.rank,
             exact=False,
         )
-        with _not_worth_the_run():
+        with _not_worth_the_run(self.origin):
             self._on_incident(incident)
         self._published.append((None, incident))
         self._say(f"{self.origin.prefix}{incident.who()}", taken.finding)

@@ -11,8 +11,12 @@ generator) the getters are used. Only the cached second Gaussian needs NumPy's g
 after a draw. Most datasets draw nothing: then it is enough to see that nothing has changed, which
 leaves the processor's nearest cache to the dataset.
 
-Generators that the dataset has of its own are kept behind these (`generators`). Where there are
-none, that costs the comparison of two numbers.
+Generators that the dataset has of its own are kept behind these (`generators`). They are looked for
+after the first batch, the second, the fourth and so on; when one was seen to come into being
+(`births`); and as often as it takes no more than a two-hundredth of the time, which is after every
+batch that takes some tens of milliseconds. Otherwise, where there are none, this costs a few
+comparisons. With a state goes the number of the one for which they were last looked for: so it is
+known later what may be missing in it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import random
 import struct
 import sys
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,13 +37,19 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.worker import _generate_state
 
+from holdfast.engine.births import Births, are_seen
 from holdfast.engine.generators import Generators, Own, Roots, bring_back_own
 
 __all__ = ["OWN_AT", "SIZE", "Randomness", "Snapshot", "bring_back", "seed_worker"]
 
 _TORCH = 5056
 _TWISTER = 624 * 4 + 4
-_HEAD = struct.Struct("<IIBdBd")  # kind, size, random's and numpy's cached Gaussian
+# Kind, size, random's and numpy's cached Gaussian; the number of the state for which generators
+# were last looked for, and whether none was seen to come into being since.
+_HEAD = struct.Struct("<IIBdBdq?")
+_JUST_NOW = -1  # in place of that number
+_SHARE = 200  # of the time, one part is for looking
+_FRUITLESS = 32  # looks because something has come into being that was none of them, in a row
 _RAW, _PICKLED = 1, 2
 _BODY = 64
 _PYTHON_AT = _BODY + _TORCH
@@ -112,6 +123,10 @@ class Randomness:
     def __init__(self, roots: Roots = _nothing, room: int = 1 << 20) -> None:
         self.own = Generators(roots, room)
         self._until_look, self._pause = 1, 1  # calls, until generators are looked for
+        self._look_at = 0.0  # and when, by the clock
+        self._births = Births()
+        self._fruitless = 0
+        self._looked, self._all_births = _JUST_NOW, True
         self._slots: dict[int, _Slot] = {}
         self._python = None if _python_twister is None else _python_twister.data
         self._generator, self._numpy = _numpy_twister
@@ -119,23 +134,56 @@ class Randomness:
         self._gauss = (False, 0.0)
         self._last: tuple[torch.Tensor, bytes, bytes, float | None] | None = None
 
-    def look_again(self) -> None:
+    def begin(self, number: int) -> None:
+        """Look for the dataset's own generators before anything is drawn from them, which is when
+        every process with this dataset sees the same. The present state has this number."""
+        self._look(born=False)
+        self._births.seen()
+        self._looked = number
+
+    def look_again(self) -> bool:
         """After a batch, and where it matters before a sample: look for the dataset's own
-        generators, because some are made when they are first needed; but ever less often."""
+        generators, because some are made when they are first needed. Whether it was time to."""
         self._until_look -= 1
+        born = self._births.seen()
+        in_time = monotonic() >= self._look_at
+        if not (born or in_time) and self._until_look:
+            return False
         if not self._until_look:
             self._until_look = self._pause
             self._pause *= 2
-            self.own.look()
+        elif not in_time and self._fruitless >= _FRUITLESS:
+            self._all_births = False
+            return False
+        self._look(born)
+        return True
+
+    def _look(self, born: bool) -> None:
+        before = self.own.paths
+        start = monotonic()
+        self.own.look()
+        end = monotonic()
+        self._look_at = end + _SHARE * (end - start)
+        if self.own.paths != before:
+            self._fruitless = 0
+        elif born:
+            self._fruitless += 1
+
+    def born(self) -> bool:
+        """Whether a generator may have come into being that nobody has looked for."""
+        return self._births.seen()
 
     def keep(self, keeper: Keeper, number: int) -> None:
         """Have the present state kept as state `number`; the one before it is `number` - 1."""
-        self.look_again()
+        all_births = self._all_births
+        looked = self.look_again()
+        if looked and not self.own.in_doubt:
+            self._looked, self._all_births = number, True
         changed = self.own.changed() if self.own else False
-        if not changed and self.unchanged():
-            keeper.still(number)
-        else:
+        if changed or looked or self._all_births != all_births or not self.unchanged():
             keeper.commit(number, self.save(keeper.free_slot()))
+        else:
+            keeper.still(number)
 
     def save(self, slot: Bytes) -> int:
         """Write the present state into `slot`, which has at least `SIZE` bytes and is written to
@@ -153,10 +201,19 @@ class Randomness:
         Randomness().save(slot)
         return slot.tobytes() + self.own.saved()
 
-    def restore(self, saved: bytes) -> None:
-        """Bring back a state that `save` wrote, in this or another process."""
-        _restore_global(saved)
-        self.own.restore(saved[OWN_AT:])
+    def restore(self, saved: bytes, number: int | None = None) -> None:
+        """Bring back a state that `save` wrote, in this or another process. If its `number` is
+        given, what cannot be known about the dataset's own generators will be said."""
+        looked, all_births = _restore_global(saved)
+        own = saved[OWN_AT:]
+        self.own.restore(own)
+        if number is None:
+            return
+        self.own.check(own)
+        self._looked = number
+        if looked not in (_JUST_NOW, number):
+            self._looked, self._all_births = looked, all_births
+            self.own.doubt(lambda kind: not (all_births and are_seen(kind)))
 
     def _save_global(self, parts: _Slot) -> int:
         numpy_memory = self._numpy_memory()
@@ -179,6 +236,8 @@ class Randomness:
             python_gauss or 0.0,
             has_gauss,
             gauss,
+            self._looked,
+            self._all_births,
         )
         self._last = (torch_state, python_raw, numpy_raw, python_gauss)
         return SIZE
@@ -230,7 +289,8 @@ class Randomness:
         if len(body) > min(len(slot), OWN_AT) - _BODY:
             raise ValueError(f"a random state of {len(body)} bytes does not fit the black box")
         slot[_BODY : _BODY + len(body)] = body
-        _HEAD.pack_into(slot.data, 0, _PICKLED, _BODY + len(body), False, 0.0, False, 0.0)
+        head = (_PICKLED, _BODY + len(body), False, 0.0, False, 0.0)
+        _HEAD.pack_into(slot.data, 0, *head, self._looked, self._all_births)
         return _BODY + len(body)
 
     def _numpy_memory(self) -> Bytes | None:
@@ -296,20 +356,21 @@ def bring_back(snapshot: Snapshot) -> None:
         np.random.set_state(numpy_state)
 
 
-def _restore_global(saved: bytes) -> None:
-    """Bring back what `Randomness._save_global` wrote."""
-    kind, size, has_python_gauss, python_gauss, has_gauss, gauss = _HEAD.unpack_from(saved)
+def _restore_global(saved: bytes) -> tuple[int, bool]:
+    """Bring back what `Randomness._save_global` wrote; what is said there of the others."""
+    kind, size, has_python_gauss, python_gauss, has_gauss, gauss, *looked = _HEAD.unpack_from(saved)
     if kind == _PICKLED:
         torch_state, python_state, numpy_state = pickle.loads(saved[_BODY:size])
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        return
-    if kind != _RAW:
+    elif kind == _RAW:
+        torch.set_rng_state(torch.frombuffer(bytearray(saved[_BODY:_PYTHON_AT]), dtype=torch.uint8))
+        _set_python(saved[_PYTHON_AT:_NUMPY_AT], python_gauss if has_python_gauss else None)
+        _set_numpy(saved[_NUMPY_AT:SIZE], has_gauss, gauss)
+    else:
         raise ValueError(f"not a saved random state: kind {kind}")
-    torch.set_rng_state(torch.frombuffer(bytearray(saved[_BODY:_PYTHON_AT]), dtype=torch.uint8))
-    _set_python(saved[_PYTHON_AT:_NUMPY_AT], python_gauss if has_python_gauss else None)
-    _set_numpy(saved[_NUMPY_AT:SIZE], has_gauss, gauss)
+    return looked[0], looked[1]
 
 
 def _set_python(raw: bytes, gauss: float | None) -> None:

@@ -27,6 +27,7 @@ from typing import Protocol
 
 from holdfast import kernel
 from holdfast.engine import registry
+from holdfast.origin import Origin
 
 __all__ = ["CLOSED", "CLOSING", "OPEN", "Stage", "Watch", "Watched"]
 
@@ -51,6 +52,7 @@ class Watched(Protocol):
     """What a watch looks after: a pool."""
 
     lock: threading.RLock
+    origin: Origin
 
     def look(self) -> tuple[float, dict[int, int]] | None:
         """Deal with what has happened. Seconds until the next look, and the descriptors that call
@@ -169,7 +171,9 @@ class Watch:
                     for fd, mask in watched.items():
                         poll.register(fd, mask)
             except Exception:
-                log.exception("the watch over the workers failed; the loader is closed")
+                log.exception(
+                    "%sthe watch over the workers failed; the loader is closed", pool.origin.prefix
+                )
                 break
             poll.poll(wait * 1000)
         self.close_now()

@@ -77,11 +77,11 @@ from holdfast.engine.protocol import (
     Equipment,
     Setup,
 )
-from holdfast.engine.randomness import OWN_AT, Randomness, bring_back, seed_worker
+from holdfast.engine.randomness import OWN_AT, Randomness, seed_worker
 from holdfast.engine.take_up import TakeUp, draw_and_drop, resting_state, state_now
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
-from holdfast.memory.aside import AsideTracer
+from holdfast.memory.aside import AsideTracer, TooSlow
 from holdfast.memory.housekeeping import Housekeeper
 from holdfast.memory.leaks import Failed, Findings
 from holdfast.samples.record import message_of
@@ -202,7 +202,7 @@ class _Worker:
         keeper = self.keeper
         while True:
             if not (self.orders or self.wishes):
-                message = self.channel.receive()
+                message = self._next_order()
                 if message is None:
                     return
                 self._take_in(message)
@@ -220,6 +220,8 @@ class _Worker:
             if not self.orders:
                 continue
             kind, number, content = self.orders.popleft()
+            if self.tracer is not None:
+                self.tracer.begin()
             if kind == "task":
                 self._do_task(number, content)
             elif kind == "briefed":
@@ -250,6 +252,18 @@ class _Worker:
                 self._look_for_released()
             self.recorder.note(-1, -1, IDLE)
 
+    def _next_order(self) -> bytes | None:
+        """Wait for it; meanwhile, take in what looking for leaks has shown."""
+        channel = self.channel.fileno()
+        while self.tracer is not None and self.tracer.pipe is not None:
+            poll = select.poll()
+            poll.register(channel, select.POLLIN)
+            poll.register(self.tracer.pipe, select.POLLIN)
+            if channel in (fd for fd, _ in poll.poll()):
+                break
+            self._look_for_leaks(AsideTracer.take_in)
+        return self.channel.receive()
+
     def _look_for_released(self) -> bool:
         """In the middle of a batch: take in what has been sent meanwhile, for its blocks."""
         found = False
@@ -275,8 +289,8 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
+        self._tell_sizes()  # before there are objects of ours among those that are counted
         self._look_for_leaks(AsideTracer.end)
-        self._tell_sizes()
         self.channel.send(RETIRED)
 
     def _ask_to_go(self) -> None:
@@ -313,7 +327,8 @@ class _Worker:
             return
         try:
             found = look(self.tracer)
-        except MemoryError:  # no room to look: it is about to be replaced, and so is not the last
+        except (MemoryError, TooSlow):
+            # No room to look: it is about to be replaced, and so is not the last. Or no time.
             self.tracer.close()
             self.tracer = None
             return
@@ -339,6 +354,7 @@ class _Worker:
         )
         if blueprint.worker_init_fn is not None:
             blueprint.worker_init_fn(worker)
+        self.randomness.begin(self.answered)
 
     def seed_datapipe(self, seed: int | None) -> None:
         if isinstance(self.dataset, IterDataPipe):
@@ -376,7 +392,9 @@ class _Worker:
         if finding is not None and not self._goes_on(finding):
             return False
         if setup.random_state is not None:
-            self.randomness.restore(setup.random_state)
+            # Whether a stream goes on where it was is shown by what it yields.
+            number = None if self.blueprint.iterable else setup.answered
+            self.randomness.restore(setup.random_state, number)
             if not self.recorder.take_up(setup.answered):
                 self.randomness.keep(self.recorder, setup.answered)
         return True
@@ -429,10 +447,11 @@ class _Worker:
         if self.broken is not None:
             self._answer(ERROR, number, pickle.dumps(self.broken), self.broken_mark)
             return
-        if self.randomness.own.waiting:
-            self._let_generators_arrive(number, index, brief)
         try:
-            batch = self._fetch(number, index, brief)
+            if self.randomness.own.waiting:
+                batch = self._fetch_for_those_that_wait(number, index, brief)
+            else:
+                batch = self._fetch(number, index, brief)
         except StopIteration as stop:
             if self.blueprint.iterable:
                 self.exhausted = True
@@ -466,20 +485,34 @@ class _Worker:
         assert isinstance(fetcher, CarefulMapFetcher)
         return fetcher.fetch(number, index, brief)
 
-    def _let_generators_arrive(self, number: int, index: Any, brief: Brief | None) -> None:
-        """The predecessor had made generators as it went: make a batch for what comes into being by
-        it, then go back to where it was. (A stream cannot be asked twice.)"""
-        own = self.randomness.own
-        own.arrived()
-        if own.waiting and not self.blueprint.iterable:
-            before = self.randomness.snapshot()
-            try:
-                self._fetch(number, index, brief)
-            except BaseException:
-                pass  # it is raised again when it counts
-            bring_back(before)
+    def _fetch_for_those_that_wait(self, number: int, index: Any, brief: Brief | None) -> Any:
+        """The predecessor had made generators as it went. If a batch brings some of them into being
+        here, go back to where it began and make it again, from the states that have waited. (A
+        stream cannot be asked twice.)"""
+        randomness = self.randomness
+        own = randomness.own
+        if self.blueprint.iterable:
             own.arrived()
-        own.give_up()
+            own.give_up()
+            return self._fetch(number, index, brief)
+        if own.may_arrive(randomness.born()):
+            own.arrived()
+        while True:
+            places, before = own.places(), randomness.saved()
+            batch, error = None, None
+            try:
+                batch = self._fetch(number, index, brief)
+            except BaseException as raised:
+                error = raised
+            if not (own.may_arrive(randomness.born()) and own.some_are_there()):
+                break
+            del batch, error
+            own.take_back(places)
+            randomness.restore(before)
+        own.missing()
+        if error is not None:
+            raise error
+        return batch
 
     def _lacked_memory(self, error: BaseException | None) -> bool:
         """Whether a sample failed for lack of memory that others may have used up before it.
@@ -504,7 +537,7 @@ class _Worker:
         if self.broken is None:
             fetcher = self.fetcher
             assert isinstance(fetcher, MapFetcher)
-            before = self.randomness.snapshot()
+            places, before = self.randomness.own.places(), self.randomness.saved()
             if not alone.wait(pause, self.recorder, self.channel.fileno()):
                 return  # and there is nothing to be received either
             try:
@@ -514,7 +547,8 @@ class _Worker:
                     fetcher.alone(number, index, position)
             except BaseException:
                 pass  # it raised, so it lives: the batch will say what
-            bring_back(before)
+            self.randomness.own.take_back(places)
+            self.randomness.restore(before)
         self.channel.send(SURVIVED)
 
     def _encode(self, number: int, batch: Any, mark: int) -> bytes | None:
@@ -588,7 +622,7 @@ class _Worker:
             self._tell()
         message = b"".join((kind, HEAD.pack(number, len(state), mark), state, content))
         if kind is not BATCH:  # of which it is noted since its encoding began
-            self.recorder.note(number, -1, SEND)
+            self.recorder.note(-1 if kind is RESUMED else number, -1, SEND)
         faults = self.faults
         if faults is None:
             self.channel.send(message)

@@ -1,25 +1,26 @@
-"""What we ask of the kernel beyond what any Python program does, and what serves where it refuses.
+"""Kernel features that few Python programs use, each with fallbacks where it is not available.
 
-torch's loader needs processes, pipes and named shared memory. Ours asks for more: memory files
-without a name, handles on processes, signals at the end of a pipe. A Python may be built without a
+torch's loader needs processes, pipes and named shared memory. Ours also uses memory files without a
+name, handles on processes, and signals at the end of a pipe. A Python may be built without a
 function that kernel and libc have, a kernel may be older than the call (4.18 has no pidfds), a
-sandbox may forbid it. None of that is a reason to fail where torch's loader runs, and none may come
-to light only at the first death, days later. So each of these features is asked for in this module
-and nowhere else, by a chain of ways: Python's function, the system call itself, another way to the
-same end; and, where it is only a further safety net, going without. `survey` tries them all and
-says which way serves and what that costs; `missing` names what there is no way around.
+sandbox may forbid it. None of that is a reason to fail where torch's loader runs, and none may be
+discovered only at the first death, days later. So each of these features is used through this
+package and nowhere else, by a chain of ways: Python's function, the system call itself, another
+way to the same end. A feature that is only a further safety net may be left out. `survey` tries all
+features and tells which way works and what is lost; `missing` names a feature that workers need
+and that no way provides.
 
 What does not work:
 
-* To look at the kernel's version. Distributions carry features back, sandboxes take them away.
+* To look at the kernel's version. Distributions backport features, sandboxes take them away.
 * To decide when this module is imported. A filter may be set later, and most programs that import
-  us never start a worker. Each way is tried when it is first needed. One that is refused stays
+  us never start a worker. So each way is tried when it is first needed. A way that is refused stays
   refused, because a filter can only be made stricter; so a chain never goes back.
-* To take every error for a refusal. A lack of descriptors or memory passes; it is raised.
+* To take every error for a refusal. A lack of descriptors or memory is temporary, and is raised.
 
-Descriptors of ours are never 0, 1 or 2. Where one of these is closed (daemons, launchers,
-``<&-``) the next descriptor that is made takes its number: then a child that gets another standard
-input loses it, and what somebody writes to standard error ends up in it.
+Our descriptors are never 0, 1 or 2. Where one of these is closed (daemons, launchers, ``<&-``), the
+next descriptor that is opened takes its number. A child that gets a new standard input would then
+lose our file, and output to standard error would be written into it.
 """
 
 from holdfast.kernel.chain import Chain

@@ -1,4 +1,4 @@
-"""Ways to one end, best first: what is refused, and system calls without Python's help."""
+"""Alternative ways to do one thing, best first, and system calls without Python's functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 REFUSALS = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP})
 NOT_HERE = frozenset({*REFUSALS, errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EINVAL})
 
-# Of calls that a build of Python may have no function for, or none that serves.
+# System call numbers, for builds of Python that lack the function or have one that fails.
 _NUMBERS: dict[str, dict[str, int]] = {
     "memfd_create": {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350},
     "getrlimit": {"x86_64": 97, "aarch64": 163, "ppc64le": 76, "s390x": 191},
@@ -30,15 +30,15 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Chain(Generic[P, R]):
-    """Ways to one end, best first. What is refused is not tried again. A way is None where this
-    build of Python lacks it."""
+    """Alternative ways to do one thing, best first. A way that is refused is not tried again. A way
+    is None if this build of Python lacks it."""
 
     def __init__(self, *ways: tuple[str, Callable[P, R] | None]) -> None:
         self._ways = [(name, way) for name, way in ways if way is not None]
         self._at = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Raises what the last way raises, if all are refused."""
+        """Call the best way that is not refused. If all are, raises the last one's error."""
         while self._at < len(self._ways):
             at = self._at
             try:
@@ -46,22 +46,22 @@ class Chain(Generic[P, R]):
             except OSError as error:
                 if error.errno not in REFUSALS or at + 1 == len(self._ways):
                     raise
-            self._at = max(self._at, at + 1)  # other threads may be further already
+            self._at = max(self._at, at + 1)  # another thread may be further already
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     @property
     def way(self) -> str:
-        """The name of the one that has served last."""
+        """The name of the way in use."""
         return self._ways[self._at][0] if self._ways else ""
 
     @property
     def serving(self) -> Callable[P, R]:
-        """That one itself, without the chain."""
+        """The function of the way in use, without the chain."""
         return self._ways[self._at][1]
 
 
 def python(module: Any, name: str) -> Any:
-    """A function of Python's, if this build has it."""
+    """A function of a standard module; None if this build of Python lacks it."""
     return getattr(module, name, None)
 
 

@@ -1,4 +1,4 @@
-"""Descriptors that are never 0, 1 or 2, and what is made of them."""
+"""Descriptors that are never 0, 1 or 2, and the pipes, sockets and mappings made of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
 _STDIO = 3  # descriptors below this are the user's
 
 
-# Bound in arguments, in these and in `pipe`: a fork hook calls that, perhaps while the interpreter
-# takes its modules apart.
+# These functions and `pipe` bind what they call in default arguments: a fork hook calls `pipe`,
+# perhaps during interpreter shutdown, when the module's globals are cleared.
 def duplicate(
     fd: int,
     control: Callable[[int, int, int], int] = fcntl.fcntl,
@@ -42,8 +42,8 @@ def above_stdio(
     copy: Callable[[int], int] = duplicate,
     close: Callable[[int], None] = os.close,
 ) -> int:
-    """The same file by a number that is not one of the standard streams'; `fd` is closed if it
-    was."""
+    """A descriptor of the same file that is not 0, 1 or 2. If `fd` is one of these, it is
+    closed."""
     if fd >= lowest:
         return fd
     try:
@@ -77,7 +77,7 @@ def pipe(
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends that packets pass between whole or not at all."""
+    """Two connected sockets; a packet arrives whole or not at all."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.ExitStack() as undo:
         undo.callback(one.close)
@@ -95,14 +95,14 @@ def _moved(end: socket.socket) -> socket.socket:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """The file of `fd` with an offset and flags of its own. Only /proc has a way to that."""
+    """The file of `fd` with an offset and flags of its own. This needs /proc."""
     return open_file(f"/proc/self/fd/{fd}", flags)
 
 
 @contextlib.contextmanager
 def stdio_taken() -> Iterator[None]:
-    """While others make descriptors, for us, whose numbers we cannot choose: none is to be a closed
-    standard stream's."""
+    """Keeps 0, 1 and 2 occupied while other code opens descriptors for us whose numbers we cannot
+    choose."""
     with contextlib.ExitStack() as fillers:
         for _ in range(_STDIO):
             if all(map(_is_open, range(_STDIO))):
@@ -132,8 +132,8 @@ def _is_open(fd: int) -> bool:
 
 
 class Doorbell:
-    """Wakes whoever polls it. A pipe, because there is none who does not have it; and file objects,
-    because they know when they are closed: a number may be another's by then."""
+    """Wakes the threads that poll it. It is a pipe, because every kernel has pipes. It uses file
+    objects, because they know when they are closed: a number may belong to another file by then."""
 
     def __init__(self) -> None:
         reading, writing = pipe()
@@ -148,10 +148,10 @@ class Doorbell:
         try:
             self._writing.write(b"!")
         except (ValueError, OSError):
-            pass  # it is closed already
+            pass  # closed already
 
     def clear(self) -> None:
-        """Forget how often it was rung: until it is rung again, it wakes no thread."""
+        """Read all rings: until it is rung again, it wakes no thread."""
         self._reading.read(1 << 16)
 
     def close(self) -> None:

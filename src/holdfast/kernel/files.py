@@ -1,4 +1,4 @@
-"""Files in memory without a name, sealed and reserved; elsewhere where there are none."""
+"""Memory files without a name, sealed and reserved; unlinked files where there are none."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ new_memory_file: Chain[[str, int], int] = Chain(
 
 
 def memory_file(name: str, *, sealable: bool = False, room: int = 0) -> int:
-    """A file without a name, in memory; where there are none, in a folder.
+    """A memory file without a name. Where the kernel has none, an unlinked file in a folder.
 
-    `room`: bytes that are going to be written to it. A folder that has less is passed over.
+    `room`: bytes that are going to be written to it. A folder that has less is skipped.
     """
     flags = MFD_CLOEXEC | (_MFD_ALLOW_SEALING if sealable else 0)
     try:
@@ -61,7 +61,7 @@ def memory_file(name: str, *, sealable: bool = False, room: int = 0) -> int:
     fd, _ = file_in_a_folder(name, room)
     try:
         if room:
-            reserve(fd, 0, room)  # to write where a full folder has no room is a SIGBUS
+            reserve(fd, 0, room)  # writing to a mapping in a full file system is a SIGBUS
     except BaseException:
         os.close(fd)
         raise
@@ -84,7 +84,7 @@ def file_in_a_folder(name: str, room: int) -> tuple[int, str]:
 
 
 def folders() -> tuple[str, ...]:
-    import tempfile  # which few need
+    import tempfile  # here, because few processes need it
 
     try:
         return "/dev/shm", tempfile.gettempdir()
@@ -93,7 +93,7 @@ def folders() -> tuple[str, ...]:
 
 
 def _unlinked(folder: str, name: str) -> int:
-    """A file that no SIGKILL can leave behind, where the file system knows how."""
+    """A file without a name; with O_TMPFILE, if supported, a SIGKILL cannot leave it behind."""
     if hasattr(os, "O_TMPFILE"):
         try:
             return open_file(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -108,8 +108,8 @@ def _unlinked(folder: str, name: str) -> int:
 
 
 def seal(fd: int) -> bool:
-    """Let nobody change the size of a file any more, or map it for writing from now on; whether
-    that was possible."""
+    """Forbid every process to change the size of a file, or to map it for writing from now on.
+    Returns whether that was possible."""
     for kinds in (_SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE, _SEAL_SHRINK | _SEAL_GROW):
         try:
             fcntl.fcntl(fd, _F_ADD_SEALS, kinds)
@@ -138,10 +138,10 @@ allocate: Chain[[int, int, int], None] = Chain(
 def reserve(
     fd: int, start: int, end: int, in_use: Callable[[], Iterable[tuple[int, int]]] = tuple
 ) -> None:
-    """Have the kernel find the memory for a part of a file, so that to write there cannot fail.
+    """Have the kernel allocate the memory of a part of a file, so that writing there cannot fail.
 
-    Where it cannot be asked to, zeros are written: but not to the pages of what is `in_use`
-    (offsets and sizes), which have their memory and may hold what somebody reads.
+    Where the kernel cannot, zeros are written, except to the pages of what is `in_use` (offsets and
+    sizes): these have their memory already, and a process may be reading them.
     """
     try:
         allocate(fd, start, end - start)

@@ -1,4 +1,4 @@
-"""Limits of this process and of others."""
+"""Resource limits of this process and of others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _prlimit(pid: int, which: int, limits: _Pair | None = None) -> _Pair:
 def _set_limit_by_python(which: int, limits: _Pair) -> None:
     try:
         resource.setrlimit(which, limits)
-    except ValueError as error:  # which is what it makes of EPERM
+    except ValueError as error:  # raised for EPERM
         raise PermissionError(errno.EPERM, str(error)) from error
 
 
@@ -85,7 +85,7 @@ def set_limit(which: int, soft: int, hard: int) -> bool:
 
 
 def limit_of(pid: int, which: int) -> _Pair | None:
-    """Another process's; None if it cannot be known."""
+    """Another process's soft and hard limit; None if it cannot be known."""
     try:
         return limits_of(pid, which)
     except OSError:

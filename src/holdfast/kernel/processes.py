@@ -1,4 +1,4 @@
-"""The end of processes: seen, sent, and made to come with another's."""
+"""The end of processes: noticing it, signalling it, and dying with the parent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 _F_SETOWN = 8
 _F_SETSIG = 10  # not in fcntl before Python 3.11
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
-_GLANCE = 0.05  # seconds: somebody else may hold the other end of a line too
+_GLANCE = 0.05  # seconds between two checks: the pipe is no proof, other processes may hold it open
 _MOMENT = 0.001
 
 
@@ -58,7 +58,7 @@ signal_by_pidfd: Chain[[int, int], None] = Chain(
 
 
 def pidfd(pid: int) -> int | None:
-    """A descriptor that is readable when the process has ended; None where there are none."""
+    """A descriptor that is readable when the process has ended; None without pidfds."""
     try:
         return above_stdio(open_pidfd(pid, 0))
     except OSError as error:
@@ -68,22 +68,23 @@ def pidfd(pid: int) -> int | None:
 
 
 def own_handle(line: int) -> int:
-    """For children of this process: a descriptor by which they see that it has ended.
+    """A descriptor by which children of this process see that it has ended.
 
-    `line` is the reading end of a pipe whose writing end this process holds. Where there are no
-    pidfds its end has to do, which other holders of the writing end can put off (`is_line`).
+    `line` is the reading end of a pipe whose writing end this process holds. Without pidfds, a copy
+    of it is returned: its end of file comes late if other processes hold the writing end too
+    (`is_line`).
     """
     found = pidfd(os.getpid())
     return duplicate(line) if found is None else found
 
 
 def is_line(handle: int) -> bool:
-    """Whether this `own_handle` is but the end of a pipe."""
+    """Whether this `own_handle` is only the end of a pipe, not a pidfd."""
     return stat.S_ISFIFO(os.fstat(handle).st_mode)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it stays to be reaped. True too where only reaping it can tell."""
+    """Whether a child has ended, without reaping it. Also true if only reaping it could tell."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except AttributeError:
@@ -95,42 +96,42 @@ def has_ended(pid: int) -> bool:
 
 
 class Child:
-    """A child of this process, which other code of this program may have waited for.
+    """A child of this process, which other code of this program may have reaped.
 
-    With a pidfd no signal can hit a stranger that got its pid. Without, the pid is the child's as
-    long as nobody has reaped it, and that is asked before a signal is sent; what remains is a
-    program that reaps it, and a kernel that gives its pid anew, between these two calls.
+    With a pidfd, no signal can reach another process that got its pid. Without one, the pid is the
+    child's until it is reaped, and that is checked before a signal is sent. One race remains: other
+    code reaps the child, and the kernel reuses its pid, between these two calls.
     """
 
     def __init__(self, pid: int, line: int) -> None:
-        """`line`: one end of a connection of which only the child has the other."""
+        """`line`: one end of a connection whose other end only the child has."""
         self.pid = pid
         self.status: int | None = None
-        """When it is reaped, as waitpid gives it, unless somebody else has done that."""
+        """As waitpid returns it, once it is reaped; None if other code has reaped it."""
         self.reaped = False
         self._pidfd = pidfd(pid)
         self._fd = duplicate(line) if self._pidfd is None else self._pidfd
 
     def fileno(self) -> int:
-        """Readable when it has ended, and without pidfds also when there is something to read."""
+        """Readable when it has ended; without pidfds also when there is a message to read."""
         return self._fd
 
     def ended(self, timeout: float = 0.0) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait up to `timeout` seconds for its end; returns whether it has ended."""
         if self.reaped:
             return True
         poll = select.poll()
         if self._pidfd is not None:
             poll.register(self._pidfd, select.POLLIN)
             return bool(poll.poll(max(0.0, timeout * 1000)))
-        poll.register(self._fd, 0)  # of anything else than its end nothing is told
+        poll.register(self._fd, 0)  # reports only the end of the connection
         deadline = time.monotonic() + timeout
         while not self._reap(os.WNOHANG):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             if poll.poll(min(left, _GLANCE) * 1000):
-                time.sleep(_MOMENT)  # it has closed its files and is about to be gone
+                time.sleep(_MOMENT)  # it has closed its files and is about to end
         return True
 
     def send_signal(self, number: int) -> None:
@@ -147,7 +148,7 @@ class Child:
             os.kill(self.pid, number)
 
     def reap(self) -> None:
-        """After it has ended."""
+        """Call this after it has ended."""
         if not self.reaped:
             self._reap(0)
 
@@ -155,7 +156,7 @@ class Child:
         try:
             pid, status = os.waitpid(self.pid, flags)
         except ChildProcessError:
-            self.reaped = True  # somebody waited for all children of this process
+            self.reaped = True  # by other code of this process
             return True
         if pid:
             self.status, self.reaped = status, True
@@ -168,16 +169,17 @@ class Child:
 
 
 def die_with_parent() -> bool:
-    """Have the kernel kill this process when the thread that forked it ends; whether it will."""
+    """Have the kernel kill this process when the thread that forked it ends. Returns whether the
+    kernel agreed."""
     return bool(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0)
 
 
 def signal_at_end(reading: int, number: int) -> int | None:
     """Have the kernel send this process a signal when the writing end of a pipe is closed.
 
-    Through a file description of this process's own, since the signal's receiver is a property of
-    the description and would otherwise be the last one who asked. That description's descriptor, or
-    None where it cannot be had.
+    This needs an open file description of this process's own. The receiver of the signal is a
+    property of the description, so with a shared one only the last process that asked would get
+    it. Returns the descriptor of that description, or None if it is not available.
     """
     try:
         line = reopen(reading, os.O_RDONLY | os.O_NONBLOCK)

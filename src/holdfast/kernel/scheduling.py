@@ -1,4 +1,4 @@
-"""Who runs when, and where."""
+"""Processor cores and the scheduling policy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _yield: Chain[[], None] = Chain(
 
 
 def yield_processor() -> Callable[[], None]:
-    """A function that lets others run for a moment."""
+    """A function that lets other threads and processes run."""
     _yield()
     return _yield.serving
 
 
 def cores() -> int:
-    """How many this process may run on."""
+    """How many cores this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -31,13 +31,13 @@ def cores() -> int:
 
 
 def let_others_finish() -> bool:
-    """Do not interrupt a process that is running when this one has something to do again.
+    """Do not preempt another process when this one wakes up (``SCHED_BATCH``).
 
-    With small batches and few cores that happens several times in a millisecond: the trainer asks
-    for a batch, and the worker that has waited for it takes the trainer's core before it has asked
-    the next one. It is no lower priority: once it runs, it has the same share of the time. Whoever
-    has chosen another policy keeps it. False if a sandbox does not let us: everything works as
-    well, and a little slower.
+    With small batches and few cores that happens several times in a millisecond: the trainer orders
+    a batch, and the worker that was waiting for the order takes the trainer's core before the
+    trainer has sent the next order. This is not a lower priority: a running process gets the same
+    share of the time. If the user has chosen another policy, it is kept. False if a sandbox refuses
+    it: everything works as well, a little slower.
     """
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:

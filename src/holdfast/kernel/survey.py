@@ -1,4 +1,4 @@
-"""What there is here of all we ask of the kernel, and what is lost where it is not."""
+"""Which of the kernel features we use are available here, and what is lost without them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ __all__ = ["FEATURES", "NEEDED", "Feature", "missing", "survey"]
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing we ask of the kernel: what serves here, and what that costs."""
+    """A kernel feature: the way that works here, and what is lost by it."""
 
     name: str
     way: str = ""
-    """Empty if nothing serves."""
+    """Empty if no way works."""
     lost: str = ""
-    """Empty if it is as good as any."""
+    """Empty if nothing is lost."""
 
 
 def _memory_files(name: str) -> Feature:
@@ -62,7 +62,7 @@ def _memory_files(name: str) -> Feature:
         lost = f"neither memfd_create nor a file in {' or '.join(folders())}: {error.strerror}"
         return Feature(name, "", lost)
     os.close(fd)
-    lost = f"batches have as much room as {folder}, and `holdfast top` sees less of workers"
+    lost = f"batches share the free space of {folder}, and `holdfast top` shows less of workers"
     return Feature(name, f"unlinked files in {folder}", lost)
 
 
@@ -127,7 +127,7 @@ def _lifeline(name: str) -> Feature:
             return Feature(name, "", lost)
         return Feature(name, "F_SETSIG")
     finally:
-        for fd in (reading, line, writing):  # the line first: then the end signals nobody
+        for fd in (reading, line, writing):  # the writing end last: then no signal is sent
             if fd is not None:
                 os.close(fd)
 
@@ -176,7 +176,7 @@ def _own_limits(name: str) -> Feature:
     found = limit(resource.RLIMIT_DATA)
     if found is not None and set_limit(resource.RLIMIT_DATA, *found):
         return Feature(name, getrlimit.way)
-    return Feature(name, "", "one allocation that is far too large is not turned into an error")
+    return Feature(name, "", "an allocation that is far too large is not turned into an error")
 
 
 def _policy(name: str) -> Feature:
@@ -217,26 +217,26 @@ _SURVEY: dict[str, Callable[[str], Feature]] = {
 FEATURES: Final = tuple(_SURVEY)
 """The names of what `survey` finds, in its order."""
 NEEDED: Final = ("memory files", "shared mappings", "passing descriptors")
-"""Those our workers cannot do without, whichever way they come."""
+"""Features that workers cannot do without; any way will do."""
 
 
 def survey() -> tuple[Feature, ...]:
-    """Everything we ask of the kernel, tried here and now."""
+    """Every feature, tried here and now."""
     return tuple(_tried(name) for name in FEATURES)
 
 
 def _tried(name: str) -> Feature:
     try:
         return _SURVEY[name](name)
-    except OSError as error:  # something is short, or there is no memory file to try it on
+    except OSError as error:  # a resource is short, or there is no memory file to try it on
         return Feature(name, "", f"it could not be tried: {error.strerror}")
 
 
 def missing() -> Feature | None:
-    """What our workers cannot do without and cannot have here; None if there is nothing such."""
+    """A feature that workers need and that is not available here; None if all are."""
     try:
         return _missing()
-    except OSError:  # something is short now: who needs it will see that
+    except OSError:  # a resource is short now: the code that needs it will raise
         return None
 
 

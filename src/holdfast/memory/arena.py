@@ -8,7 +8,7 @@ What does not work:
 
 * One shared file per tensor (torch's way) costs a descriptor and a mapping per tensor that is
   kept, fresh zeroed pages for every batch, and a page fault for each of them on both sides.
-* A ring of fixed slots waits for the user: whoever calls ``list(loader)`` stops it.
+* A ring of fixed slots waits for the user: ``list(loader)`` fills it and stops it for ever.
 * Names in ``/dev/shm`` outlive a SIGKILL, and the mount is 64 MB in a container.
 * Writing into a sparse file is a SIGBUS when there is no room.
 
@@ -31,14 +31,14 @@ A block is published once. If the worker sends the same memory again it is copie
 block has one owner at a time and main's in-place changes never show up in a later batch.
 
 When a worker dies its replacement maps the same file and is told which blocks are still lent; all
-else is free. When the slot is closed, the memory that nobody uses goes back to the system at once,
-and the rest block by block; tensors the user has kept stay valid for ever.
+else is free. When the slot is closed, unused memory goes back to the system at once, and lent
+blocks follow one by one as they are released. Tensors the user has kept stay valid for ever.
 
 Weak-reference callbacks may run at any moment, in any thread, inside any statement that allocates.
 Here they do one thing, ``deque.append``, which is a single C call: it cannot be interrupted by a
 signal handler, needs no lock, and is harmless in a process that was forked off.
 
-This is the worker's side, and what both have in common; the main process's is in `window`.
+This module has the worker's side and what both sides share; the main process's is in `window`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 
 GRAIN = 64
-"""Offsets and sizes are multiples of this: a cache line, and what vector loads like."""
+"""Offsets and sizes are multiples of this: a cache line, which also aligns vector loads."""
 PAGE = 4096
 LARGE = 64 << 10
 """Blocks from this size on begin and end on a page, so that their pages can be given back."""
@@ -148,7 +148,7 @@ class Extents:
         return offset
 
     def reserve(self, offset: int, nbytes: int) -> None:
-        """Mark a block as used that somebody else has allocated earlier."""
+        """Mark as used a block that was allocated earlier, by another process."""
         size = _rounded(nbytes)
         for starts in self._classes:
             at = bisect_right(starts, offset) - 1
@@ -271,10 +271,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Mapping:
-    """A file's memory, shared with whoever else maps it.
+    """A file's memory, shared with every other process that maps it.
 
-    Python's own `mmap` keeps a descriptor of the file open (before 3.13, always), so that every
-    batch somebody keeps of a loader that is gone would cost one.
+    Python's own `mmap` keeps a descriptor of the file open (before 3.13, always). Each batch that
+    the user keeps after its loader is closed would then cost a descriptor.
     """
 
     __slots__ = ("address", "buffer", "size")
@@ -289,10 +289,11 @@ class Mapping:
         self.buffer: Any = (ctypes.c_ubyte * size).from_address(address)
         # Arrays and tensors hold the buffer, not this object.
         weakref.finalize(self.buffer, _libc.munmap, address, size).atexit = False
-        # A core dump would read, and so allocate, every page of the hole that the file mostly is.
+        # The file is mostly a hole: a core dump would read, and so allocate, every page of it.
         _libc.madvise(address, size, kernel.DONTDUMP)
 
-    # Bound here: it is called for batches that die while the interpreter takes its modules apart.
+    # Default arguments, because batches may die, and call this, during interpreter shutdown, when
+    # the module's globals are cleared.
     def give_back(
         self,
         start: int,
@@ -302,7 +303,8 @@ class Mapping:
     ) -> None:
         """Return whole pages to the system: they read as zero afterwards, in every process.
 
-        A kernel that cannot (it says so, and nothing is lost) keeps them until the file goes.
+        A kernel that does not support this keeps the pages until the file is closed; the error is
+        ignored.
         """
         if end > start:
             advise(self.address + start, end - start, remove)
@@ -323,7 +325,7 @@ class Ref(weakref.ref[Bytes]):
     __slots__ = ("delivered", "nbytes", "offset")
     offset: int
     nbytes: int
-    delivered: bool  # only of leases: whether the user may have it
+    delivered: bool  # only for leases: whether the batch was given to the user
 
 
 class Block:
@@ -341,7 +343,7 @@ class Arena:
     """The worker's side: the only one that allocates in the file."""
 
     def __init__(self, fd: int, held: Iterable[tuple[int, int]] = ()) -> None:
-        """`held`: what the main process still uses of a worker that had this file before."""
+        """`held`: blocks of the file's previous worker that the main process still uses."""
         status = os.fstat(fd)
         self.capacity = status.st_size
         self._fd = kernel.duplicate(fd)
@@ -360,18 +362,18 @@ class Arena:
         self._private: list[int] = []
         self._gone: deque[Ref] = deque()
         self._peak = self._last_peak = self._trims = self._quiet_until = 0
-        # Asked before more memory is reserved: calls `release` if there is something to release
-        # that nobody has read yet, and says whether it did.
+        # Called before more memory is reserved: reads releases that have arrived, passes them to
+        # `release`, and returns whether there were any.
         self.look_for_released: Callable[[], bool] = lambda: False
         held = list(held)
         for offset, nbytes in held:
             self._extents.reserve(offset, nbytes)
             self._lent.add(offset)
             self._reach = max(self._reach, offset + nbytes)
-            # Of a chunk that is held in part the rest is given back: it is not reserved.
+            # Only whole chunks: the rest of a chunk that is held in part is given back below.
             self._flag(-(-offset // CHUNK), (offset + nbytes) // CHUNK)
         if status.st_blocks:
-            # What the predecessor left half made may be gigabytes, and may be what it died of.
+            # The predecessor's unfinished batch may be gigabytes, and may be why it died.
             for start, end in outside(held, self.capacity):
                 self._map.give_back(start, end)
 
@@ -387,10 +389,10 @@ class Arena:
         return self._reserved_chunks * CHUNK
 
     def take(self, nbytes: int) -> Block | None:
-        """Room for `nbytes`, or None if there is none, now or at all."""
+        """A block of `nbytes`, or None if there is no room for it."""
         if os.getpid() != self._pid or get_ident() != self._thread:
-            # A process forked off the worker must not write into the worker's batches, and the
-            # books are not made for two threads. Both can do without.
+            # A process forked off the worker must not write into the worker's batches, and this
+            # class is not thread-safe. Without a block the batch travels through the socket.
             return None
         self._recycle()
         offset = self._extents.allocate(nbytes)
@@ -445,7 +447,7 @@ class Arena:
                 self._extents.free(offset)
 
     def trim(self) -> None:
-        """Give memory back that the last batches had no use for. Call it between batches."""
+        """Give back memory that the last batches did not need. Call it between batches."""
         if os.getpid() != self._pid:
             return
         self._recycle()
@@ -462,7 +464,7 @@ class Arena:
                 break
 
     def shrink(self) -> None:
-        """Give all memory back that no block uses. Call it between batches."""
+        """Give back all memory that no block uses. Call it between batches."""
         if os.getpid() != self._pid:
             return
         self._recycle()
@@ -517,7 +519,7 @@ class Arena:
         return [(offset, nbytes) for offset, nbytes in self._extents.used() if offset != new]
 
     def _flag(self, first: int, last: int) -> None:
-        """These chunks, none of which was so far, are reserved."""
+        """Mark chunks as reserved, none of which was before."""
         if last > first:
             self._reserved[first:last] = b"\1" * (last - first)
             self._reserved_chunks += last - first
@@ -525,7 +527,7 @@ class Arena:
     def _give_back_chunks(self, start: int, end: int) -> None:
         first, last = -(-start // CHUNK), end // CHUNK
         if last > first:
-            # Also if none is reserved: small blocks of a predecessor may have been there.
+            # Even if none is reserved: small blocks of a predecessor may have been there.
             self._map.give_back(first * CHUNK, last * CHUNK)
             self._reserved_chunks -= self._reserved.count(1, first, last)
             self._reserved[first:last] = bytes(last - first)

@@ -1,23 +1,30 @@
-"""Looking for leaks beside the work: each look is taken by a copy of the process.
+"""Looking for leaks beside the work: each look is taken by a forked copy of the process.
 
-To look at all that a process has allocated takes seconds if that is much, and a worker that is
-looking makes no batches meanwhile: the trainer would wait for it. So the worker forks, which takes
-milliseconds; the copy looks, at exactly what was there at that moment, sends what it has seen
-through a pipe and is gone. The worker asks for it after later batches, and waits for it only when
-it has to go: no longer than a batch of its own takes, or a moment. (What is not in by then is lost;
-another successor is traced.)
+To look at all that a process has allocated may take seconds. The worker would make no batches
+meanwhile, and the trainer would wait for it. So the worker forks, which takes milliseconds. The
+copy looks at exactly what existed at that moment, sends its findings through a pipe and exits. The
+worker polls the pipe after later batches and while it is idle. It waits for findings only when it
+has to exit itself, no longer than one of its batches takes, or `SHORTEST_WAIT`. Findings that have
+not arrived by then are lost; another worker is traced later.
 
-What the copy must not do: run anything of the user's. It collects no garbage (the worker does that
-before, as it does anyway, and finalizers belong there), leaves without any clean-up, notes nothing
-in the black box, and dies with the worker. If memory is short it is the first to go.
+Tracing makes every allocation slower, and code that does little else up to twenty times slower. So
+the first traced batch is traced with a single frame, and its time compared with the batches before
+it. Tracing may at most double the time of a batch: as many frames are kept as that allows. If it
+does not allow one, nothing is traced (`TooSlow`).
 
-A lock that another thread of the worker held is held for ever in the copy. It is given up then.
+The copy must not run any code of the user's. It collects no garbage (the worker does that before
+the fork, and finalizers belong there), exits without any clean-up, writes nothing to the black box,
+and is killed when the worker dies. If memory is short, the kernel kills it first.
+
+A lock that another thread of the worker held at the fork is held for ever in the copy. A copy that
+blocks on one is given up.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import pickle
 import select
@@ -31,15 +38,20 @@ from holdfast import kernel
 from holdfast.memory import leaks
 from holdfast.memory.leaks import Findings, Tracer
 
-__all__ = ["AsideTracer", "LookFailed"]
+__all__ = ["AsideTracer", "LookFailed", "TooSlow"]
 
 LONGEST: Final = 60.0  # seconds a look may take
-SHORTEST_WAIT = 0.05  # seconds for which even one with quick batches waits for looks when it goes
+SHORTEST_WAIT = 0.05  # seconds that an exiting worker waits for looks, however quick its batches
+MOMENT: Final = 0.005  # seconds that tracing may add to even the quickest batch
 _SEEN, _FAILED = b"S", b"F"
 
 
 class LookFailed(Exception):
-    """A look ended with an error, which is quoted, or not at all."""
+    """A look failed with an error, which is quoted, or did not end in time."""
+
+
+class TooSlow(Exception):
+    """Batches would take more than twice as long while they are traced."""
 
 
 class _Look(NamedTuple):
@@ -49,27 +61,77 @@ class _Look(NamedTuple):
     parts: list[bytes]
 
 
+class _Clocks(NamedTuple):
+    """Seconds that passed, and those of them in which this thread was running."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> _Clocks:
+        return cls(time.monotonic(), time.thread_time())
+
+    def until_now(self) -> _Clocks:
+        now = _Clocks.now()
+        return _Clocks(now.wall - self.wall, now.processor - self.processor)
+
+
 class AsideTracer(Tracer):
-    """A tracer that keeps the process waiting for some milliseconds only."""
+    """A tracer that blocks the process for some milliseconds only."""
 
     def __init__(self, samples: int, rounds: int = 3, dataset: object = None) -> None:
         super().__init__(samples, rounds, dataset)
         self._looks: list[_Look] = []  # oldest first
-        self._last_step = time.monotonic()
-        self._longest_step = 0.0
+        self._began = _Clocks.now()
+        self._longest = 0.0  # seconds that a batch took
+        self._plain: list[_Clocks] = []  # what batches took that were not traced
+        self._tries = False  # the next batch shows what tracing costs
+
+    def begin(self) -> None:
+        """A batch is begun; `step` is called when it is done."""
+        self._began = _Clocks.now()
 
     def step(self) -> Findings | None:
-        now = time.monotonic()
-        if self._count:
-            self._longest_step = max(self._longest_step, now - self._last_step)
-        try:
-            return super().step()
-        finally:
-            self._last_step = time.monotonic()
+        took = self._began.until_now()
+        self._longest = max(self._longest, took.wall)
+        if self._tries:
+            self._tries = False
+            self._afford(took)
+            return None
+        if self._count < self.samples:
+            self._plain.append(took)
+        return super().step()
+
+    def _start(self, frames: int) -> None:
+        super()._start(1)
+        self._tries = self._own
+
+    def _afford(self, traced: _Clocks) -> None:
+        """Go on with as many frames as there is time for. Processor time is compared, in which
+        nothing shows that others do on this machine; a batch that waits has time left, too."""
+        time_left = max(MOMENT, min(one.wall for one in self._plain))
+        added = traced.processor - max(one.processor for one in self._plain)
+        frames = leaks.FRAMES
+        if added > 0:
+            # In long functions a further frame costs as much as the first: its line is looked up.
+            frames = min(frames, math.floor(time_left / added))
+        self._stop()
+        if frames < 1:
+            raise TooSlow
+        super()._start(frames)
+
+    @property
+    def pipe(self) -> int | None:
+        """What to wait for; None if no look is under way."""
+        return self._looks[0].pipe if self._looks else None
+
+    def take_in(self) -> Findings | None:
+        """What there is in `pipe`; if that was all, what was found."""
+        return self.end() if self._complete() else None
 
     def end(self) -> Findings | None:
         self._stop()
-        self._gather(max(self._longest_step, SHORTEST_WAIT))
+        self._gather(max(self._longest, SHORTEST_WAIT))
         return super().end()
 
     def close(self) -> None:
@@ -90,7 +152,7 @@ class AsideTracer(Tracer):
             raise MemoryError("no room for another look") from error
         try:
             with warnings.catch_warnings():
-                # It may have threads. What the copy does needs none of their locks, as a rule.
+                # The worker may have threads. As a rule, the copy needs none of their locks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
@@ -99,7 +161,7 @@ class AsideTracer(Tracer):
             raise MemoryError("no room for another look") from error
         if pid == 0:
             try:
-                self._looks.clear()  # or our own books would be among what grows
+                self._looks.clear()  # or our own data would be among what grows
                 _live(worker, writing, self._dataset)
             finally:
                 os._exit(0)
@@ -111,13 +173,13 @@ class AsideTracer(Tracer):
         return super()._complete()
 
     def _gather(self, patience: float) -> None:
-        """Take what has been seen, in its order."""
+        """Take the findings that have arrived, oldest look first."""
         deadline = time.monotonic() + patience
         while self._looks:
             look = self._looks[0]
             if not _read(look, deadline):
                 if time.monotonic() - look.begun > LONGEST:
-                    raise LookFailed(f"it took more than {LONGEST:.0f} s")
+                    raise MemoryError(f"no look within {LONGEST:.0f} s")  # the machine is full
                 return
             del self._looks[0]
             _dismiss(look)
@@ -130,7 +192,7 @@ class AsideTracer(Tracer):
 
 
 def _read(look: _Look, deadline: float) -> bool:
-    """Read what is there; whether that was all."""
+    """Read what has arrived until `deadline`; returns whether the pipe is at its end."""
     poll = select.poll()
     poll.register(look.pipe, select.POLLIN)
     while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
@@ -142,17 +204,17 @@ def _read(look: _Look, deadline: float) -> bool:
 
 
 def _dismiss(look: _Look) -> None:
-    """It is not needed any more."""
+    """End the process of a look that is done or not needed any more."""
     os.close(look.pipe)
     try:
-        os.kill(look.pid, signal.SIGKILL)  # not reaped yet, so it is still its number
+        os.kill(look.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         os.waitpid(look.pid, 0)
     except (ChildProcessError, ProcessLookupError):
-        pass  # somebody waits for all children of this process
+        pass  # other code of this process has reaped it
 
 
 def _live(worker: int, pipe: int, dataset: object) -> None:
-    """In the copy."""
+    """Runs in the copy: look, and send the findings."""
     gc.disable()
     faulthandler.disable()  # its stack is not the worker's
     kernel.die_with_parent()
@@ -162,9 +224,13 @@ def _live(worker: int, pipe: int, dataset: object) -> None:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        pass  # a kernel that does not let us: the default order holds
+        pass  # not permitted here: the kernel's usual order applies
     try:
-        said = _SEEN + pickle.dumps(leaks.look(dataset), 5)
+        os.nice(10)  # whoever makes batches comes first
+    except OSError:
+        pass  # a sandbox that does not let us
+    try:
+        said = _SEEN + pickle.dumps(leaks.look(dataset, stop=True), 5)
     except BaseException:
         said = _FAILED + traceback.format_exc().encode(errors="replace")
     with open(pipe, "wb", closefd=False) as file:

@@ -1,8 +1,8 @@
-"""What is set on an object itself, in its ``__dict__`` or in ``__slots__``.
+"""The attributes of an object itself, in its ``__dict__`` or in ``__slots__``.
 
-Read past properties, ``__getattr__`` and ``__getattribute__``: nothing of the user's runs because
-somebody looks. Nor does a ``__class__`` that pretends, hence `is_a` in place of `isinstance`: an
-object that is made when it is first used answers it with all that its making may do.
+They are read without properties, ``__getattr__`` and ``__getattribute__``, so that none of the
+user's code runs. `is_a` stands in for `isinstance` because that may run a ``__class__`` property: a
+lazy object would create itself, with all that this may do, to answer it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["attributes_of", "dict_of", "has_attributes", "is_a", "own", "own_one
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """`isinstance`, without asking the value what it takes itself for."""
+    """`isinstance`, without reading the value's ``__class__``."""
     return issubclass(type(value), kinds)
 
 
 def own(value: Any) -> dict[str, Any]:
-    """Names and values; those not set are left out."""
+    """Names and values of its attributes; slots that are not set are left out."""
     found: dict[str, Any] = {}
     for name, member in slots_of(type(value)):
         try:
@@ -30,7 +30,7 @@ def own(value: Any) -> dict[str, Any]:
 
 
 def own_one(value: Any, name: str) -> Any:
-    """One of them, without a copy of all. KeyError if it is not set."""
+    """The value of one attribute, without a copy of all. KeyError if it is not set."""
     for slot, member in slots_of(type(value)):
         if slot == name:
             try:
@@ -46,7 +46,7 @@ def _inside(value: Any) -> dict[str, Any]:
 
 
 def dict_of(value: Any) -> dict[str, Any]:
-    """Its ``__dict__`` itself; empty if there is none, or only one that a property makes up."""
+    """Its ``__dict__`` itself; empty if there is none, or if ``__dict__`` is a property."""
     member = attributes_of(type(value))
     if member is None:
         return {}
@@ -58,20 +58,20 @@ def dict_of(value: Any) -> dict[str, Any]:
 
 
 def attributes_of(kind: type) -> Any:
-    """What reads the ``__dict__`` of objects of this class; None if they have none, or only one
-    that a property makes up."""
+    """The descriptor that reads the ``__dict__`` of objects of this class; None if they have none,
+    or if ``__dict__`` is a property."""
     members = (vars(base).get("__dict__") for base in kind.__mro__)
     member: Any = next((one for one in members if one is not None), None)
     return member if type(member) in (GetSetDescriptorType, MemberDescriptorType) else None
 
 
 def has_attributes(kind: type) -> bool:
-    """Whether objects of this class can have any."""
+    """Whether objects of this class can have attributes."""
     return kind.__dictoffset__ != 0 or any(True for _ in slots_of(kind))
 
 
 def slots_of(kind: type) -> list[tuple[str, Any]]:
-    """The names in ``__slots__`` of a class and its bases, each with what reads it."""
+    """The names in ``__slots__`` of a class and its bases, each with its descriptor."""
     return [
         (name, member)
         for base in kind.__mro__

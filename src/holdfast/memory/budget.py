@@ -1,14 +1,15 @@
 """How many bytes of batches may be in flight, over all loaders of this process.
 
-In flight is what has been ordered and not yet handed over: being made (counted as large as the
-largest batch of its loader so far), arrived, and given to the consumer but not unpacked. What the
-consumer keeps is the consumer's: it is shown, and never waited for, or whoever keeps everything
-would stop the loader.
+A batch is in flight from the order until it is handed over: while it is made (counted as large as
+the largest batch of its loader so far), when it has arrived, and when the consumer has it but has
+not unpacked it. Batches that the user keeps do not count. They are reported, but the loader never
+waits for them: a user who keeps every batch would stop it.
 
-One batch always passes if its loader has nothing else in flight, however large it is and whatever
-the others do. So a budget that is too small makes things slow and never stops them.
+One batch is always allowed if its loader has nothing else in flight, however large it is and
+whatever other loaders have in flight. So a budget that is too small slows a run down but never
+stops it.
 
-A `Budget` does arithmetic and nothing else; what the machine has left comes from `gauge`.
+A `Budget` does arithmetic and nothing else; the free memory of the machine comes from `gauge`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNITS = {
 
 
 def in_bytes(words: str) -> int | None:
-    """``"2GiB"`` or ``"500 MB"`` as a number of bytes; None if it is no such thing."""
+    """``"2GiB"`` or ``"500 MB"`` as a number of bytes; None if `words` is not such a size."""
     text = words.strip().lower()
     digits = text.rstrip("bkmgti ")
     unit = text[len(digits) :].strip()
@@ -40,12 +41,12 @@ def in_bytes(words: str) -> int | None:
 
 
 class Budget:
-    """What may be in flight, and the shares of those who have something in flight."""
+    """How many bytes may be in flight, and the shares of the pools that use it."""
 
     def __init__(self, total: int | None, *, auto: bool = False) -> None:
         self.total = total
         self.auto = auto
-        self.shrunk = 0  # how often a death by memory has halved it
+        self.shrunk = 0  # how often it was halved because a worker ran out of memory
         self._shares: tuple[Share, ...] = ()
         self._joining = threading.Lock()
         self.taking = threading.RLock()  # taken again if garbage collection uses another pool
@@ -54,7 +55,7 @@ class Budget:
 
     @property
     def limit(self) -> int | None:
-        """What may be in flight now."""
+        """How many bytes may be in flight now."""
         return None if self.total is None else max(1, self.total >> self.shrunk)
 
     @property
@@ -62,18 +63,18 @@ class Budget:
         return sum([share.in_flight for share in self._shares])
 
     def adapt(self, free: int | None, ranks: int, unborn: int = 0) -> None:
-        """Follow what the machine has left; only for a budget nobody has given a number. `unborn`
-        workers will need some of it."""
+        """Follow the free memory of the machine, unless the user has given a number. `unborn`
+        workers, which have not started yet, will need some of it."""
         if self.auto and free is not None:
             room = max(0, free) // max(1, ranks) + self.in_flight
             self.total = shares(room, unborn).in_flight
 
     def shrink(self) -> None:
-        """Somebody died of memory: come back smaller."""
+        """A worker ran out of memory and died: halve the budget."""
         self.shrunk = min(self.shrunk + 1, 6)
 
     def recover(self) -> None:
-        """It has gone well for a while: allow more again, one step at a time."""
+        """No worker has died of memory for a while: double the budget, up to its full size."""
         self.shrunk = max(0, self.shrunk - 1)
 
     def join(self, share: Share) -> None:
@@ -91,8 +92,8 @@ class Share:
     def __init__(self, budget: Budget | None = None) -> None:
         self.budget = Budget(None) if budget is None else budget
         self.in_flight = 0
-        self.cap: int | None = None  # under pressure: less than the budget
-        self.alone = False  # after a death by memory: one batch at a time
+        self.cap: int | None = None  # under memory pressure: less than the budget
+        self.alone = False  # after a worker died of memory: one batch at a time
         self.budget.join(self)
 
     def room(self) -> int | None:
@@ -116,7 +117,7 @@ _for_all: Budget | None = None
 
 
 def for_all() -> Budget:
-    """The budget that all loaders of this process share unless they are given their own."""
+    """The budget that all loaders of this process share unless they have one of their own."""
     global _for_all
     if _for_all is None:
         _for_all = Budget(None, auto=True)
@@ -125,7 +126,7 @@ def for_all() -> Budget:
 
 def _in_child() -> None:
     global _for_all
-    _for_all = None  # our parent's loaders have nothing in flight here
+    _for_all = None  # the parent's loaders have nothing in flight in this process
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -12,9 +12,10 @@ out of the stream, as spans of raw memory. Each span then finds its place:
 `receive` reads a frame in the main process and takes out a lease on each of its blocks, so that
 nothing can recycle them; `Parcel.unpack` rebuilds the batch on the leases without a copy.
 
-Tensors on one storage share one afterwards, if their spans fill at least half of what they span
-together; two rows of a huge dataset do not drag the rest of it along. Arrays come out independent
-of each other, as pickle has it, and so do tensors whose storages merely overlap.
+Tensors that share a storage share one afterwards too, if their spans fill at least half of the
+range from the first to the last. So two rows of a huge dataset do not take the rest of it along.
+Arrays come out independent of each other, as with pickle, and so do tensors whose storages merely
+overlap.
 
 A frame: header | table (marshal) | pickle | small spans | large spans.
 """
@@ -46,7 +47,7 @@ SMALL = 16 << 10
 COMMON = 256 << 10
 """Small spans that do not fit into the frame share blocks of this size."""
 FEW = 16
-"""Batches of up to so many tensors, and nothing else, are described without pickle."""
+"""Batches that are up to this many tensors, and nothing else, are described without pickle."""
 _ALIGN = 16
 _PADDING = bytes(_ALIGN)
 _HEADER = struct.Struct("<IQQ")  # lengths of table, pickle, small spans
@@ -73,10 +74,10 @@ AS_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 }
 _NUMPY_DTYPES = [AS_NUMPY.get(dtype) for dtype in _DTYPES]
 
-# What an entry of the table says in its first field: for a tensor its dtype and these two bits ...
+# The first field of a table entry: for a tensor its dtype and these two bits ...
 _REQUIRES_GRAD, _SHARED = 1, 2
 _BARE = "tensor"  # the outline of a batch that is one tensor
-# ... and a negative number for all else.
+# ... and a negative number for anything else.
 _ARRAY, _STORAGE, _BUFFER = -1, -2, -3
 
 Frame = bytes | bytearray | memoryview
@@ -91,7 +92,7 @@ _by_torch: Callable[[torch.Tensor], Any] = reductions.reduce_tensor
 #   key (equal for what shares one torch storage), address, nbytes,
 #   the three last fields of its table entry: code, size, layout,
 #   the object itself, so that it lives until its bytes are copied.
-# A plain tuple, because a small batch consists of little else.
+# A plain tuple, because making spans is most of the work for a small batch.
 _Span = tuple[int, int, int, int, Any, Any, Any]
 _KEY: Final = 0
 _ADDRESS: Final = 1
@@ -104,8 +105,8 @@ _OWNER: Final = 6
 class _Pickler(pickle.Pickler):
     """Pickle, but tensors and arrays leave only a mark in the stream.
 
-    Reducers registered with multiprocessing's ForkingPickler hold here too. Not a subclass of it:
-    its own way to look them up costs more than a small batch.
+    Reducers registered with multiprocessing's ForkingPickler are used here too. This is not a
+    subclass of it, because its lookup of them takes longer than pickling a small batch.
     """
 
     spans: list[_Span]
@@ -196,7 +197,7 @@ def _span_of_array(array: np.ndarray[Any, Any], code: int, size: Any, layout: An
 
 
 def _beside_the_stream(spans: list[_Span], buffer: pickle.PickleBuffer) -> bool:
-    """Called by pickle for each buffer. True: it stays in the stream."""
+    """Called by pickle for each buffer. If true, pickle writes the buffer into the stream."""
     if buffer is _MARK:
         return False
     raw = np.frombuffer(buffer.raw(), np.uint8)
@@ -231,7 +232,7 @@ def _reduce_composite(tensor: torch.Tensor) -> Any:
         indices = (bare.crow_indices(), bare.col_indices())
     elif layout in (torch.sparse_csc, torch.sparse_bsc):
         indices = (bare.ccol_indices(), bare.row_indices())
-    else:  # quantized, and whatever torch can pickle but we do not know
+    else:  # quantized, and layouts that torch can pickle but we do not know
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return _sparse_compressed, (indices, bare.values(), tuple(bare.shape), layout, grad)
 
@@ -240,7 +241,7 @@ _known_array_dtypes: dict[np.dtype[Any], str | bytes | None] = {}
 
 
 def _array_dtype(dtype: np.dtype[Any]) -> str | bytes | None:
-    """How to write down a dtype; None if its elements are more than their bytes."""
+    """The dtype in a form that marshal can write; None if its elements are more than bytes."""
     try:
         return _known_array_dtypes[dtype]
     except KeyError:
@@ -256,7 +257,7 @@ def _array_dtype(dtype: np.dtype[Any]) -> str | bytes | None:
 
 
 class _Segments:
-    """Spans of one torch storage joined, where that does not drag too much along."""
+    """Spans of one torch storage, joined where that does not copy too many unused bytes."""
 
     def __init__(self, spans: list[_Span]) -> None:
         self.pieces: list[tuple[int, int]] = []  # address and size
@@ -378,7 +379,7 @@ class _Room:
     def _place_together(
         self, pieces: list[tuple[int, int, int]], places: list[_Place]
     ) -> list[tuple[int, int, int]]:
-        """Put small pieces into common blocks; what there is no room for is returned."""
+        """Put small pieces into common blocks; returns the pieces that found no room."""
         first = 0
         while first < len(pieces):
             last, total = first, 0
@@ -410,10 +411,11 @@ class _Room:
         return number
 
     def _claim(self, address: int, nbytes: int, block: int) -> bool:
-        """Whether these bytes of a block may go without a copy.
+        """Whether these bytes of a block may be sent without a copy.
 
-        Not if something else in this batch already has them, for two storages must not become
-        one; and not if they are a small part of the block, for who keeps them would keep it all.
+        Not if another span of this batch already covers them, because two storages must not become
+        one. And not if they are a small part of the block, because a user who keeps them would keep
+        the whole block.
         """
         if self.arena is None or 4 * nbytes < self.arena.nbytes_of(block):
             return False
@@ -425,7 +427,7 @@ class _Room:
 
 
 class _Address:
-    """Raw memory as NumPy likes to be told about it."""
+    """Raw memory, described in NumPy's array interface."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__array_interface__ = {
@@ -454,10 +456,10 @@ def encode(batch: Any, arena: Arena | None) -> bytes:
 
 
 def encode_for_start(value: Any) -> bytes:
-    """As a frame for processes that are being started, all in the frame itself.
+    """A frame for processes that are being started, without blocks.
 
-    Tensors that are in shared memory by the user's wish stay shared, as multiprocessing's spawn
-    does it; all others arrive as copies, and nothing is put into ``/dev/shm`` for them.
+    Tensors that the user has put into shared memory stay shared, as with multiprocessing's spawn.
+    All others arrive as copies, and nothing is put into ``/dev/shm`` for them.
     """
     spans: list[_Span] = []
     return _frame(spans, None, _pickle(value, spans, _StartPickler), None)
@@ -486,10 +488,10 @@ _heads: dict[Any, bytes] = {}
 
 
 def _small_frame(tensor: torch.Tensor) -> bytes | None:
-    """What `_plain_frame` makes of one small tensor. Of such batches there are the most in a
-    second; None if it is not that simple."""
+    """As `_plain_frame` for one small tensor, because such batches come at the highest rate. None
+    if it is not that simple."""
     if _is_unusual(tensor):
-        return None  # a sparse one does not even say how large it is
+        return None  # checked first: a sparse tensor has no `nbytes`
     nbytes, shape = tensor.nbytes, tensor.shape
     # Where a length is 1, a contiguous tensor may have any stride.
     if not 0 < nbytes < SMALL or 1 in shape or not tensor.is_contiguous():
@@ -508,8 +510,8 @@ def _small_frame(tensor: torch.Tensor) -> bytes | None:
 
 
 def _plain_frame(spans: list[_Span], outline: Any, arena: Arena | None) -> bytes | None:
-    """What `_frame` makes of a few tensors that are small, or fill a block each. Such a batch is
-    like others before it in all but its bytes: what stands before those is made once."""
+    """As `_frame` for a few tensors that are small, or fill a block each; None for other batches.
+    Such a batch differs from earlier ones only in its bytes, so the head before them is cached."""
     small: list[bytes] = []
     blocks: list[int] = []
     total = 0
@@ -521,7 +523,7 @@ def _plain_frame(spans: list[_Span], outline: Any, arena: Arena | None) -> bytes
             if arena is None or found is None or arena.nbytes_of(found[0]) != nbytes:
                 return None
             if found[0] in blocks:
-                return None  # two storages on it must not become one
+                return None  # two storages on one block must not become one storage
             blocks.append(found[0])
             continue
         small.append(ctypes.string_at(address, nbytes))
@@ -569,9 +571,9 @@ def _pickle(batch: Any, spans: list[_Span], kind: type[_Pickler]) -> bytes:
 
 
 def _outline(batch: Any, spans: list[_Span]) -> Any:
-    """The structure of what most batches are, a few ordinary tensors in a list, tuple or dict.
+    """The structure of a batch that is a few ordinary tensors in a list, tuple or dict.
 
-    For these pickle would be most of the cost. None for all other batches.
+    Most batches are, and pickling would be most of their cost. None for all other batches.
     """
     kind = type(batch)
     things: Any
@@ -626,14 +628,14 @@ def _place(spans: list[_Span], room: _Room) -> tuple[list[_Entry], list[_Entry]]
 
 
 _tables: dict[bytes, Any] = {}
-"""Tables of frames that refer to no block, as they were written and as they are read: those of
-small batches are like each other."""
+"""Tables of frames that refer to no block, by their marshalled bytes: small batches of one loader
+have equal tables."""
 
 
 class Parcel:
-    """A frame that has arrived: its blocks are safe, its objects are not made yet.
+    """A frame that has arrived: its blocks are leased, its objects are not made yet.
 
-    Dropping it unopened releases the blocks.
+    Dropping it without `unpack` releases the blocks.
     """
 
     __slots__ = ("_frame", "_leases", "_table", "_window", "nbytes")
@@ -661,8 +663,8 @@ class Parcel:
                     self.nbytes += nbytes
 
     def unpack(self) -> Any:
-        """The batch. If something strikes in the middle of it, it can be unpacked again; whoever
-        has the batch lets go of the parcel, or it would hold the blocks as well."""
+        """The batch. If an exception interrupts it, it can be called again. Drop the parcel
+        afterwards: it holds the blocks as well as the batch does."""
         frame, table = self._frame, self._table
         length, pickled, small = _HEADER.unpack_from(frame)
         start = _HEADER.size + length
@@ -692,7 +694,7 @@ class Parcel:
 
 
 def _parts(frame: memoryview, sizes: list[int]) -> Iterator[Bytes]:
-    """Copies of what lies one after the other in the frame."""
+    """Copies of consecutive parts of the frame."""
     at = 0
     for nbytes in sizes:
         yield np.frombuffer(frame[at : at + nbytes], np.uint8).copy()
@@ -700,8 +702,8 @@ def _parts(frame: memoryview, sizes: list[int]) -> Iterator[Bytes]:
 
 
 def receive(frame: Frame, window: Window | None) -> Parcel:
-    """Take in a frame. Do this as soon as it is read: the sender's successor will be told to spare
-    the blocks that are lent out by then, and no others."""
+    """Lease the blocks of a frame. Call this as soon as the frame is read: if the sender dies, its
+    successor may overwrite all blocks that are not lent out by then."""
     return Parcel(frame, window)
 
 
@@ -743,7 +745,7 @@ def _objects(entries: list[_Entry], shared: list[_Entry], memories: list[Any]) -
 def _tensor(
     memory: Any, at: int, code: int, size: tuple[int, ...], stride: tuple[int, ...] | None
 ) -> torch.Tensor:
-    """A tensor with a storage of its own, exactly as large as the tensor, and no view."""
+    """A tensor with a storage of its own, exactly as large as the tensor; not a view."""
     numpy_dtype = _NUMPY_DTYPES[code]
     if numpy_dtype is None:
         dtype = _DTYPES[code]
@@ -784,7 +786,7 @@ def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """How many elements lie between the first and the last, these included."""
+    """How many elements lie from the first to the last, both included."""
     return 1 + sum([(length - 1) * step for length, step in zip(size, stride, strict=True)])
 
 
@@ -801,7 +803,7 @@ def _array(
     return np.ndarray(shape, kind, memories[place[0]], place[1], None, order)
 
 
-# The functions that frames name.
+# Functions that the pickles in frames refer to by name.
 
 
 def _taken_out(thing: Any) -> Any:
@@ -815,8 +817,8 @@ def _parameter(data: torch.Tensor, requires_grad: bool, state: Any) -> torch.nn.
     return parameter
 
 
-# torch's own _rebuild_sparse_tensor keeps every tensor in a global list, to be validated by a
-# torch.load that never comes.
+# torch's own _rebuild_sparse_tensor keeps every tensor in a global list until a torch.load, which
+# never comes, validates it.
 
 
 def _sparse_coo(

@@ -1,19 +1,20 @@
 """Default collation straight into the arena.
 
 `install` replaces what torch's ``default_collate`` does with a list of tensors, in a worker: the
-result is stacked into an arena block instead of a file in ``/dev/shm``. Everything else about it
-stays torch's: dtypes, errors, what happens to subclasses.
+result is stacked into an arena block instead of a file in ``/dev/shm``. Dtypes, errors and the
+treatment of subclasses stay torch's.
 
-`Placement` goes one step further for large samples: each is copied to its place in the batch as
-soon as it is fetched, while it is still in the cache, and its own memory serves the next one.
-Stacking then finds that the work is done. Whatever is not as the first sample was is left alone
-and stacked in the ordinary way, so that results and errors are those of ``default_collate``.
+`Placement` goes one step further for large samples. Each is copied to its place in the batch as
+soon as it is fetched, while it is still in the cache, and its memory is reused for the next sample.
+Stacking then finds that the work is done. A value that does not look like the first sample's is
+left as it is and stacked in the ordinary way, so that results and errors are those of
+``default_collate``.
 
-With one exception: of a dataset that fills one buffer again and again and returns it for each
-sample, the rows are what it returned, and not the last one over and over. `Placement` tells who
-wants to know. That two samples have the same address says nothing (the memory of the last one
-serves the next), unless the first one is still held when the other comes: so it is held, in a batch
-that is watched.
+There is one exception: a dataset that fills one buffer again and again and returns it for each
+sample. Here each row is what the dataset returned for that sample; with ``default_collate`` all
+rows would be the last sample. `Placement` can report this to a callback. Equal addresses of two
+samples prove nothing, because freed memory is reused, unless the first sample is still alive when
+the second arrives. So with a callback the first sample of the batch is kept alive.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from .codec import AS_NUMPY, SMALL
 __all__ = ["PLACED", "Placement", "install", "stacks"]
 
 PLACED = 64 << 10
-"""Tensors and arrays from this size on are worth a copy of their own."""
+"""Tensors and arrays from this size on are copied to their place one by one."""
 DEPTH = 4
 WIDTH = 64
-"""How deep in a sample they are looked for, and in containers of how many items."""
+"""How deep in a sample they are searched for, and in containers of up to how many items."""
 
 _Tensors = list[torch.Tensor]
 Tell = Callable[[], object]
@@ -65,15 +66,15 @@ def install(arena: Arena) -> None:
 
 
 def stacks() -> bool:
-    """Whether it is left to us, and to torch, what ``default_collate`` does with tensors and
-    arrays: a function somebody has registered for them must not see the rows of a `Placement`."""
+    """Whether ``default_collate`` handles tensors and arrays by our function and torch's. A
+    function that the user has registered for them must not see the rows of a `Placement`."""
     known: dict[Any, Any] = torch_collate.default_collate_fn_map
     arrays = known.get(np.ndarray)
     return isinstance(known.get(torch.Tensor), _Stack) and arrays is _torch_array
 
 
 class _Stack:
-    """Stands in for torch's ``collate_tensor_fn``, and does what that does inside a worker."""
+    """Replaces torch's ``collate_tensor_fn`` in a worker, and gives the same results."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -100,7 +101,7 @@ class _Stack:
         except TypeError as error:
             refused = error
         for thing in batch:
-            thing.numel()  # what torch asks first, and so the error its users know
+            thing.numel()  # torch calls this first, so users get the error they know
         raise refused
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
@@ -111,7 +112,7 @@ class _Stack:
         return torch.empty(shape, dtype=dtype)
 
     def _room_like(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        """For subclasses and other devices: step for step what torch does, on other memory."""
+        """For subclasses and other devices: the same steps as torch, on the arena's memory."""
         nbytes = length * first.nbytes
         block = None
         if nbytes >= SMALL and first.device.type == "cpu":
@@ -128,8 +129,8 @@ class _Stack:
 
 
 def _stack_small(batch: _Tensors, first: torch.Tensor) -> torch.Tensor | None:
-    """What is too small for the arena, stacked where torch likes; None if that is not what it
-    would be with `out`, or fails: its users know the errors they get with `out`."""
+    """Stack tensors that are too small for the arena into memory that torch allocates. None if
+    that fails or differs from the result with `out`: users know the errors they get with `out`."""
     try:
         stacked = torch.stack(batch)
     except Exception:
@@ -140,7 +141,7 @@ def _stack_small(batch: _Tensors, first: torch.Tensor) -> torch.Tensor | None:
 
 
 def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the beginning of the memory: no view, with a storage of just its size."""
+    """A tensor at the beginning of the memory: not a view, and its storage has just its size."""
     numpy_dtype = AS_NUMPY.get(dtype)
     if numpy_dtype is not None:
         return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory))
@@ -148,14 +149,14 @@ def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Whether ``default_collate`` would take the leaf as it takes its copy."""
+    """Whether ``default_collate`` treats the leaf and a contiguous copy of it alike."""
     if isinstance(leaf, torch.Tensor):
         return (
             leaf.is_cpu
             and leaf.layout is torch.strided
             and not (leaf.requires_grad or leaf.is_nested or leaf.is_quantized)
         )
-    # torch refuses negative strides, and strides that are no whole number of elements.
+    # torch refuses negative strides, and strides that are not a whole number of elements.
     width = leaf.itemsize
     return leaf.dtype in _ARRAY_DTYPES and all(
         step >= 0 and step % width == 0 for step in leaf.strides
@@ -169,7 +170,7 @@ def _address(leaf: Any) -> int:
 
 
 def _same_bytes(leaf: Any, other: Any) -> bool:
-    """Of the same class, shape and dtype. Not by value: a NaN is not equal to itself."""
+    """Compare leaves of one class, shape and dtype. By bytes: a NaN is not equal to itself."""
     if isinstance(leaf, torch.Tensor):
         return torch.equal(leaf.contiguous().view(torch.uint8), other.view(torch.uint8))
     return bool(np.array_equal(np.ascontiguousarray(leaf).view(np.uint8), other.view(np.uint8)))
@@ -179,7 +180,7 @@ class _Column:
     """One leaf of all samples of a batch: the rows 0, 1, 2, ... of one block."""
 
     def __init__(self, memory: Bytes, leaf: Any, size: int, refilled: Tell | None) -> None:
-        self.refilled = refilled  # is told that a buffer was, until it knows
+        self.refilled = refilled  # called once if a buffer was refilled, then None
         self.first = leaf if refilled is not None else None
         self.kind = type(leaf)
         self.shape = leaf.shape
@@ -187,9 +188,9 @@ class _Column:
         self.nbytes: int = leaf.nbytes
         self.address: int = memory.__array_interface__["data"][0]
         self.memory: Bytes | None = memory
-        # All at once: a small object made after each sample, to live until the batch is collated,
-        # would be put where the last sample was, so that the next one does not fit there any more,
-        # and the heap would grow to the size of a batch.
+        # All rows are made at once. A small object that is made after each sample and lives until
+        # the batch is collated would be allocated where that sample was. The next sample would not
+        # fit there any more, and the heap would grow to the size of a batch.
         self.rows: list[Any]
         shape = (size, *self.shape)
         if self.kind is np.ndarray:
@@ -218,7 +219,7 @@ class _Column:
         return copy
 
     def _compare(self, leaf: Any, refilled: Tell) -> None:
-        """Whether it is the memory of the first one, with something else in it by now."""
+        """Report a leaf that is in the first leaf's memory, but with other contents."""
         if _address(leaf) == _address(self.first) and not _same_bytes(leaf, self.rows[0]):
             self.refilled = self.first = None
             refilled()
@@ -238,7 +239,7 @@ class _Column:
         return _tensor(memory, (len(batch), *self.shape), batch[0].dtype)
 
     def _is_row(self, row: int, tensor: torch.Tensor) -> bool:
-        # torch has made a tensor of the array meanwhile, so there is no identity to go by.
+        # torch has made a tensor of the array meanwhile, so identity cannot be compared.
         return (
             type(tensor) is torch.Tensor
             and tensor.data_ptr() == self.address + row * self.nbytes
@@ -257,8 +258,8 @@ class Placement:
     __slots__ = ("__weakref__", "_arena", "_plan", "_refilled", "_row", "_size", "columns")
 
     def __init__(self, arena: Arena, size: int, refilled: Tell | None = None) -> None:
-        """`refilled` is called if two samples turn out to be one buffer with different contents.
-        To know that, the first sample has to be held as long as the batch."""
+        """`refilled` is called if two samples are one buffer with different contents. To find that
+        out, the first sample is kept alive as long as the batch."""
         self._refilled = refilled
         self.columns: dict[int, _Column] = {}
         self._arena = arena
@@ -284,8 +285,8 @@ class Placement:
         return _put(self._plan, row, sample)
 
     def _plan_for(self, thing: Any, depth: int) -> Any:
-        """What to do with each sample: a column for a leaf, (type, parts) for a container that
-        has such leaves inside, None for all else."""
+        """What to do with each sample: a column for a leaf, (type, length, parts) for a container
+        that has such leaves inside, None for anything else."""
         kind = type(thing)
         if kind is torch.Tensor or kind is np.ndarray:
             return self._column(thing)
@@ -340,7 +341,7 @@ def _put(plan: Any, row: int, thing: Any) -> Any:
     return tuple(changed) if kind is tuple else kind._make(changed)
 
 
-# The placement whose rows may come by. A weak reference, so that nothing is kept for it.
+# The placement whose rows may be collated next. A weak reference, so that it is not kept alive.
 _current: Callable[[], Placement | None] = lambda: None  # noqa: E731
 
 

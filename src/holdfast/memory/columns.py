@@ -4,13 +4,13 @@ A list of a million small objects is a million headers with reference counts; th
 by side in a few arrays have none. `encode` looks at what the values are and picks a form:
 
 * numbers of one type: an array in the smallest width that holds them;
-* strings, bytes, paths: one blob and where each begins;
-* equal values again and again: each once, and a number per item;
+* strings, bytes, paths: one blob and the offset of each;
+* few distinct values: each once, and a number per item;
 * tuples, lists and dicts of one shape: a column per position or key (rows of numbers: one array);
-* those of differing lengths: all elements in one column, and where each row begins;
+* tuples and lists of different lengths: all elements in one column, and the offset of each row;
 * arrays and tensors: their raw bytes and shapes;
-* mixtures: a column per kind, and for each item which one and where in it;
-* all else: pickled, one by one.
+* mixtures: a column per kind, and for each item its column and the position in it;
+* anything else: pickled, one by one.
 
 Every form is described by a plain tuple (a *plan*, which is pickled along) and read through two
 functions: `get` for one value and `many` for a run of them. Values are made anew at each access:
@@ -36,16 +36,16 @@ __all__ = ["Column", "encode", "pickled_items", "reader"]
 
 Plan = tuple[Any, ...]
 
-_DEPTH = 8  # deeper than this, and in circles, pickle does better
+_DEPTH = 8  # values nested deeper than this, and cycles, are pickled
 _WIDE = 64  # more positions or keys than this do not get a column each
-_KINDS = 16  # more shapes of dicts than this in one column are not told apart
-_CACHED = 4096  # so many repeated values are kept as objects, once they were asked for
+_KINDS = 16  # more shapes of dicts than this in one column are stored as pairs
+_CACHED = 4096  # up to this many repeated values are kept as objects after the first access
 _BLOCK = 1 << 16  # items per write
 _PATHS: dict[str, Callable[[str], Any]] = {"PosixPath": PosixPath, "PurePosixPath": PurePosixPath}
 
 
 class Column(NamedTuple):
-    """How to read a column: one value at a position, or those from one to another."""
+    """How to read a column: the value at a position, or the values of a range."""
 
     get: Callable[[int], Any]
     many: Callable[[int, int], list[Any]]
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
 
 def encode(items: Sequence[Any], writer: Writer, depth: int = 0) -> Plan:
-    """Write `items` and say how they were written."""
+    """Write `items`; returns the plan to read them by."""
     kinds = _kinds(items, depth)
     groups: dict[Any, list[Any]] = {}
     for kind, item in zip(kinds, items, strict=True):
@@ -136,7 +136,7 @@ def _is_importable(kind: type) -> bool:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether its string says all of a dtype, and its elements are their bytes."""
+    """Whether ``dtype.str`` describes it completely, and its elements are plain bytes."""
     return dtype.kind in "biufcmM" and np.dtype(dtype.str) == dtype and dtype.metadata is None
 
 
@@ -215,7 +215,7 @@ def _encode_kind(kind: Any, items: Sequence[Any], writer: Writer, depth: int) ->
 
 
 def _encode_repeated(kind: Any, items: Sequence[Any], writer: Writer, depth: int) -> Plan | None:
-    """Each of a few values once: the very same object, or for texts an equal one."""
+    """Each of a few distinct values once. Texts are compared by value, others by identity."""
     keys: Iterable[Any] = items if kind in ("str", "bytes") else map(id, items)
     most = len(items) // 4
     numbers: dict[Any, int] = {}
@@ -260,7 +260,8 @@ def _encode_texts(kind: Any, items: Sequence[Any], writer: Writer) -> Plan:
 
 
 def _errors(items: Sequence[Any]) -> str:
-    """File names that are no text hold lone surrogates, which UTF-8 takes only if told to."""
+    """The error handler to encode with. File names that are not valid text hold lone surrogates,
+    which UTF-8 encodes only with ``surrogatepass``."""
     try:
         for item in items:
             str(item).encode()
@@ -339,7 +340,7 @@ def _raw(data: np.ndarray[Any, Any]) -> Any:
 
 
 def reader(plan: Plan, memory: memoryview) -> Column:
-    """How to read what was written after `plan`."""
+    """How to read what was written according to `plan`."""
     return _READERS[plan[0]](memory, *plan[1:])
 
 
@@ -383,7 +384,7 @@ def _repeated(memory: memoryview, codes: Plan, values: Plan, constants: int) -> 
         except IndexError:
             if table:
                 raise
-            table[:] = column.many(0, constants)  # in each process for itself, and small
+            table[:] = column.many(0, constants)  # one copy per process, and small
             return table[cells[at]]
 
     return Column(get, lambda first, end: [get(at) for at in range(first, end)])

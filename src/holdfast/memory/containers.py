@@ -1,7 +1,7 @@
-"""Large containers of Python objects that hang on a dataset: where they are, how large, and a word
-for the log when forked workers are going to copy them.
+"""Large containers of Python objects that a dataset refers to: where they are, how large, and a
+line for the log when forked workers are going to copy them.
 
-Every start of a loader looks, so nothing is imported here that only `pack` needs.
+Every start of a loader uses this, so it imports nothing that only `pack` needs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from holdfast.memory.sizes import SAMPLE, measure
 __all__ = ["LARGE", "Candidate", "Place", "advice", "large_containers"]
 
 LARGE = 1 << 20
-"""Containers below this are not worth a word."""
+"""Smaller containers, in bytes, are not reported."""
 _OBJECTS = 1000
-_FEW = 64  # a container with no more entries than this may hold the large ones
+_FEW = 64  # containers with up to this many entries are searched for large ones
 _DEPTH = 4
-_SOME = 50  # items
-_WORTH_A_WORD = 256 << 20  # bytes, in all workers together, on a small machine
+_SOME = 50  # items from which `advice` estimates a size
+_WORTH_A_WORD = 256 << 20  # bytes, in all workers together, that are reported on a small machine
 _ALWAYS_WORTH_A_WORD = 4 << 30  # and on a large one
 _CONTAINERS = (list, dict, tuple, set, frozenset, np.ndarray)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a container hangs: an attribute of an object, or an entry of a small container."""
+    """Where a container is found: an attribute of an object, or an entry of a small container."""
 
     path: str
     read: Callable[[], Any]
@@ -67,8 +67,8 @@ class Candidate:
 def large_containers(
     dataset: Any, *, minimum: int = LARGE, sample: int = SAMPLE
 ) -> Iterator[Candidate]:
-    """Containers of many Python objects that hang on a dataset, largest first. How large they are
-    is estimated from so many of their items."""
+    """Containers of many Python objects that a dataset refers to, largest first. Their size is
+    estimated from `sample` of their items."""
     by_identity: dict[int, list[Place]] = {}
     for place in _walk(dataset, "dataset", (), _DEPTH, set()):
         by_identity.setdefault(id(place.read()), []).append(place)
@@ -82,9 +82,9 @@ def large_containers(
 
 
 def advice(dataset: Any, workers: int, available: int) -> str | None:
-    """One line for the log, if forked workers will copy a good part of the memory there is.
+    """One line for the log, if forked workers will copy a good part of the available memory.
 
-    Workers wait for it to be found, so a few of the items have to do.
+    Workers start only when this is done, so sizes are estimated from few items.
     """
     if type(dataset) is list:
         total, path, words = measure(dataset, _SOME)[0], "dataset", "PackedList(dataset)"
@@ -129,7 +129,7 @@ def _look_into(place: Place, depth: int, seen: set[int]) -> Iterator[Place]:
 
 
 def _entries(value: Any, place: Place) -> Iterator[Place]:
-    """Entries of a small container, if they are what is large."""
+    """Entries of a small container that may themselves be large, or hold large ones."""
     if type(value) not in (list, dict, tuple) or not 0 < len(value) <= _FEW:
         return
     keys = list(value) if is_a(value, dict) else range(len(value))
@@ -139,7 +139,7 @@ def _entries(value: Any, place: Place) -> Iterator[Place]:
 
 
 def _is_walkable(value: Any) -> bool:
-    """An object with attributes of the user's: a dataset, an index, a bundle of settings."""
+    """Whether it is an object of a user's class with attributes: a dataset, an index, settings."""
     if any(base.__module__.startswith("holdfast.") for base in type(value).__mro__):
         return False  # a packed container of the user's own kind
     if is_a(value, torch.utils.data.Dataset):

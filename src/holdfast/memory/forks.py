@@ -3,20 +3,20 @@
 A child that is forked off the main process (a background writer, another loader's workers) has
 the batches its parent held at that moment, and expects them to stay as they are. But they lie in
 memory that is shared and recycled: as soon as the parent lets go of one, a worker writes the next
-batch into its place. So what is lent out when a process forks stays lent until that child and all
-its descendants are gone, or have become another program.
+batch into its place. So blocks that are lent out when a process forks stay lent until that child
+and all its descendants have ended, or have become another program.
 
-How we know that they are gone: the child keeps the writing end of a pipe, which nobody uses. The
-parent has only the reading end, and sees its end of file when the last copy is closed. That is one
-descriptor here for each living child that was forked while somebody held a batch, and no signal, no
-thread and no waiting: `sweep` asks when there is something to do anyway.
+How we know that they have ended: the child keeps the writing end of a pipe, to which nothing is
+ever written. The parent has only the reading end, and reads end of file when the last copy is
+closed. This costs one descriptor for each living child that was forked while the user held a batch.
+It needs no signal, no thread and no waiting: `sweep` polls the pipes when windows are used anyway.
 
-A process may also fork while the interpreter takes its modules apart, in a finaliser of the user's,
-when no name of this module means anything any more. So all there is to know is in one object, which
-the hooks hold, and what they call is bound to it.
+A process may also fork during interpreter shutdown, in a finaliser of the user's, when the globals
+of this module are cleared already. So all state is in one object, which the hooks hold, and the
+functions they call are bound to it.
 
 Only ``os.fork`` and what is built on it (``multiprocessing``) can be seen from here. A library that
-forks in C and goes on in the child without ``exec`` cannot.
+forks in C and continues in the child without ``exec`` cannot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["protect", "sweep"]
 
 
 class _Pins:
-    """What stays as it is, and for whom."""
+    """What must not be recycled yet, and for which child."""
 
     _getpid = staticmethod(os.getpid)
     _get_ident = staticmethod(get_ident)
@@ -46,9 +46,9 @@ class _Pins:
     def __init__(self) -> None:
         self.sources: list[Callable[[], list[Any]]] = []
         self.pinned: dict[int, tuple[int, list[Any]]] = {}
-        """Of each child the reading end of its pipe, and what must stay for it. By a number that is
-        never used again, because descriptors are: whoever takes an entry out is the one who closes
-        it."""
+        """For each child the reading end of its pipe, and what must be kept for it. The keys are
+        numbers that are never reused, as descriptors are: the thread that pops an entry is the one
+        that closes its descriptor."""
         self._numbers = itertools.count()
         self._forking: dict[int, int] = {}  # thread -> the writing end for its next child
         self._for_ever: list[Any] = []
@@ -56,11 +56,11 @@ class _Pins:
         self._owner = os.getpid()
 
     def sweep(self, ended: int = select.POLLIN) -> None:
-        """Let go of what was kept for children that are gone."""
+        """Release what was kept for children that have ended."""
         if not self.pinned or self._getpid() != self._owner:
             return
         if not self._sweeping.acquire(blocking=False):
-            return  # somebody does
+            return  # another thread is sweeping
         try:
             children = {entry[0]: number for number, entry in list(self.pinned.items())}
             poll = self._poll()
@@ -79,7 +79,7 @@ class _Pins:
             return
         try:
             reading, writing = self._pipe()
-        except OSError:  # no descriptor to be had: better kept for ever than changed for the child
+        except OSError:  # no descriptor left: better kept for ever than overwritten for the child
             self._for_ever.extend(kept)
             return
         self.pinned[next(self._numbers)] = (reading, kept)
@@ -110,5 +110,5 @@ sweep = _pins.sweep
 
 
 def protect(source: Callable[[], list[Any]]) -> None:
-    """Keep what `source` lists at the moment of a fork alive until the child is gone."""
+    """Keep what `source` lists at the moment of a fork alive until the child has ended."""
     _pins.sources.append(source)

@@ -1,8 +1,8 @@
-"""What memory is left for us, in our control groups and on the machine.
+"""How much memory is free for us, in our control groups and on the machine.
 
-The use of a control group counts files that the kernel has read and would drop at once; with those
-every group that reads a dataset looks full. They are taken off. Memory files (our batches, and
-/dev/shm) are not among them: nothing can drop those.
+A control group's usage includes cached files, which the kernel drops when it needs the memory. With
+them every group that reads a dataset looks full, so they are subtracted. Memory files (our batches,
+and /dev/shm) are not subtracted: the kernel cannot drop them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENOUGH = 32 << 30
 
 @dataclass(frozen=True)
 class Reading:
-    """How much may be used, how much of it is, and what happens beyond. None is unknown."""
+    """How much memory may be used, and how much of that is free. None is unknown."""
 
     limit: int | None = None
     free: int | None = None
@@ -30,15 +30,15 @@ class Reading:
 
     @property
     def fill(self) -> float:
-        """The part in use, from 0 to 1; 0 if nothing is known. On large machines a few GiB are
-        enough to be far from the end, whatever part of the whole they are."""
+        """The part in use, from 0 to 1; 0 if nothing is known. Limits above `ENOUGH` count as
+        `ENOUGH`: on a large machine some free GiB suffice, however small a part they are."""
         if not self.limit or self.free is None:
             return 0.0
         return min(1.0, max(0.0, 1 - self.free / min(self.limit, ENOUGH)))
 
 
 def read(roots: Roots = HERE) -> Reading:
-    """Wherever the least is left: one of our control groups, or the machine."""
+    """The reading of the control group, or of the machine, that has the least free memory."""
     flags = [
         number(group.path / "memory.oom.group") for group in cgroup.groups("self", "memory", roots)
     ]
@@ -54,7 +54,7 @@ def read(roots: Roots = HERE) -> Reading:
 
 
 def ranks(environment: Mapping[str, str] | None = None) -> int:
-    """How many trainers share this machine, as launchers tell it."""
+    """How many trainers share this machine, from the variables that launchers set."""
     environment = os.environ if environment is None else environment
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         value = environment.get(name, "")
@@ -64,7 +64,7 @@ def ranks(environment: Mapping[str, str] | None = None) -> int:
 
 
 def private(pid: int | str, roots: Roots = HERE) -> int | None:
-    """Bytes only this process has, without files and memory files. Costs 20 ms per GB."""
+    """Private bytes of a process, without files and memory files. Takes 20 ms per GB."""
     found = process.rollup(pid, roots)
     if found is None:
         return None

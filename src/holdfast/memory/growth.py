@@ -25,6 +25,7 @@ __all__ = ["Growth", "Kind", "Point", "Said", "classify", "in_a_line"]
 Kind = Literal["copy-on-write", "python-leak", "native-leak", "cache", "allocator", "prefetch"]
 
 ENOUGH: Final = 24 << 20  # bytes of growth that are worth a word
+NOISE: Final = 64  # blocks by which Python's allocator has more or fewer from moment to moment
 FEWEST: Final = 3  # batches that make a slope: what the first ones take is a start
 FADING: Final = 0.35  # of its first speed: it levels off
 HALF_A_DAY: Final = 12 * 3600.0
@@ -56,10 +57,10 @@ class Said:
     """What the user of a loader has been told, over all its epochs."""
 
     def __init__(self) -> None:
-        self._speeds: dict[Kind, float] = {}
+        self._speeds: dict[str, float] = {}
         self._once: set[str] = set()
         self.kept: set[str] = set()  # why workers that are too large are not replaced
-        self.promises_too_much = False  # len(loader): fewer batches came, and no worker had died
+        self.length_holds = False  # the last epoch without a death was as long as len(loader)
 
     def first(self, about: str) -> bool:
         """Whether nothing was told about this yet; from now on it was."""
@@ -70,11 +71,17 @@ class Said:
 
     def is_news(self, growth: Growth) -> bool:
         """Whether it is of a kind that was not told yet, or memory ends much earlier than told."""
-        said = self._speeds.get(growth.kind)
+        said = self._speeds.get(_subject(growth.kind))
         return said is None or growth.per_second >= WORSE * said
 
     def note(self, growth: Growth) -> None:
-        self._speeds[growth.kind] = growth.per_second
+        self._speeds[_subject(growth.kind)] = growth.per_second
+
+
+def _subject(kind: Kind) -> str:
+    """What it is told as. The two kinds of leak are one: a leak of arrays has few objects, so that
+    it is taken for the one kind in one worker and for the other in the next."""
+    return "leak" if kind in ("python-leak", "native-leak") else kind
 
 
 def classify(points: Sequence[Point]) -> Growth | None:
@@ -102,9 +109,8 @@ def classify(points: Sequence[Point]) -> Growth | None:
     if _levels_off(points):
         return growth("cache", private)
     # A leak of Python's leaves at least an object for each batch.
-    return growth(
-        "python-leak" if last.blocks - first.blocks >= batches else "native-leak", private
-    )
+    piles_up = last.blocks - first.blocks >= max(batches, NOISE)
+    return growth("python-leak" if piles_up else "native-leak", private)
 
 
 def _levels_off(points: Sequence[Point]) -> bool:

@@ -1,9 +1,9 @@
 """How large a worker may grow, and what it does on the way there.
 
-Above 70 % of its limit it collects garbage and gives free memory back; above 85 % it does so before
-it takes another task; above the limit it goes, and a fresh process takes its place. Each rung is
-climbed once: what did not help is tried again only when it has grown by another tenth, or has been
-down in between. A worker whose memory is simply in use must not spend its time collecting.
+Above 70 % of its limit it collects garbage and gives free memory back. Above 85 % it does so before
+it takes another task. Above the limit it exits, and a new process takes its place. Each step is
+taken once. It is repeated only when the worker has grown by another tenth of the limit, or was
+below 60 % in between: a worker whose memory is simply in use must not spend its time collecting.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["Allowance", "Ladder", "Rung", "allowance"]
 
 TIDY: Final = 0.70
 CLEAN: Final = 0.85
-BACK: Final = 0.60  # below this all is forgotten
+BACK: Final = 0.60  # below this all steps may be taken again
 STEP: Final = 0.10
 ALONE: Final = 0.8
-"""The part of the free memory that one worker may ask for, in a group with a limit: beyond it the
-kernel would kill. The rest is what workers have from the start, and batches in flight."""
+"""The part of the free memory that one worker may allocate in a control group with a limit, where
+the kernel would kill it beyond that. The rest is for new workers and batches in flight."""
 BEYOND: Final = 64 << 20
 ROOM: Final = 256 << 20
-"""What an allocation may go beyond a limit at least, given as a number and automatic: stacks of
-threads and the like count as asked for, though nobody uses them."""
+"""By how much an allocation may at least exceed the limit before it fails: `BEYOND` if the limit is
+a number, `ROOM` if it is automatic. Stacks of threads and the like count, though mostly unused."""
 
 
 class Rung(Enum):
@@ -40,10 +40,10 @@ class Rung(Enum):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one worker is told."""
+    """The memory limits of one worker."""
 
     private: int | None  # bytes of its own after which it is replaced
-    beyond: int | None = None  # bytes more, at which an allocation fails; None for never
+    beyond: int | None = None  # bytes over `private` at which allocations fail; None for never
 
 
 def allowance(
@@ -55,9 +55,10 @@ def allowance(
     ranks: int,
     batch: int = 0,
 ) -> Allowance:
-    """From the option and what is free. In a group with a limit even "auto" stops a sample that
-    asks for more than there is: the kernel would kill for it. On a whole machine it does not,
-    because mappings of large files count too, and the kernel refuses what is absurd by itself."""
+    """From the option `given` and the free memory. In a control group with a limit, "auto" also
+    makes an allocation fail that is larger than the free memory: the kernel would kill the worker
+    for it. On a whole machine it does not, because mappings of large files would count too, and the
+    kernel refuses absurd sizes by itself."""
     if given is None:
         return Allowance(None)
     if isinstance(given, int):
@@ -69,11 +70,11 @@ def allowance(
 
 
 class Ladder:
-    """Private bytes in, what to do out."""
+    """Decides from a worker's private bytes what it does next."""
 
     def __init__(self, limit: int, start: int = 0) -> None:
-        """`start`: what it had before its first batch. Over the limit already, a successor would
-        be no better: then it may grow by half the limit."""
+        """`start`: private bytes before the first batch. If they are over the limit already, a
+        successor's would be too, so the worker may then grow by half the limit."""
         self.raised = start >= limit
         self.limit = start + max(limit // 2, LEAST) if self.raised else limit
         self._tried = 0.0

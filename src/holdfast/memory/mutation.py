@@ -1,9 +1,9 @@
 """Which attributes a class's own methods change in place, read from their source.
 
-A dataset that fills its list as it goes (a cache, a running index) must keep a list; so must one
-that asks whether it is a list. The reading is simple: names that were bound to the attribute, or to
-something taken out of it, in the same function are followed; calls of other functions are not. It
-errs towards "changed".
+A dataset that fills its list while it is used (a cache, a running index) must keep a list, and so
+must one that checks whether it is a list. The analysis is simple. It follows names that are bound
+to the attribute, or to something taken out of it, in the same function. It does not follow calls of
+other functions. It errs towards "changed".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["Change", "changes", "unreadable"]
 
-# Where attributes are made; what happens there is over when the dataset is packed.
+# Methods that create attributes; they have run before the dataset is packed.
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__getstate__"})
 _OF_LISTS = {"append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"}
 _OF_DICTS = {"update", "setdefault", "popitem", "__setitem__", "__delitem__", "move_to_end"}
@@ -26,7 +26,7 @@ _CHANGING = frozenset(_OF_LISTS | _OF_DICTS | _OF_OTHERS)
 
 @dataclass(frozen=True)
 class Change:
-    """A line that changes an attribute or an item of it, or that asks for its type."""
+    """A line that changes an attribute or an item of it, or that checks its type."""
 
     attribute: str
     method: str
@@ -36,7 +36,7 @@ class Change:
 
 
 def changes(kind: type) -> dict[str, Change]:
-    """The first change of each attribute of `self` outside of the making of it."""
+    """The first change of each attribute of `self` outside of `_MAKING`."""
     found: dict[str, Change] = {}
     for name, function in _methods(kind):
         if name in _MAKING:
@@ -91,20 +91,20 @@ def _methods(kind: type) -> list[tuple[str, Any]]:
 
 
 def _is_generated(function: object) -> bool:
-    """Made by dataclasses and the like: without a file, and harmless."""
+    """Whether dataclasses or the like generated it: it has no file, and is harmless."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename == "<string>" and code.co_name.startswith("__")
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects (attribute, node) for all that changes what hangs on `self`."""
+    """Collects (attribute, node) for every change of an attribute of `self`."""
 
     def __init__(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         arguments = [*function.args.posonlyargs, *function.args.args]
         self.me = arguments[0].arg if arguments else ""
         self.known: dict[str, str] = {}  # local name -> attribute it came from
         self.changed: list[tuple[str, ast.stmt | ast.expr]] = []
-        for _ in range(2):  # loops bind below what they use above
+        for _ in range(2):  # in a loop a name may be used above the line that binds it
             self.changed.clear()
             for statement in function.body:
                 self.visit(statement)
@@ -133,7 +133,7 @@ class _Reader(ast.NodeVisitor):
                 return None
 
     def _itself(self, node: ast.AST) -> str | None:
-        """The attribute that an expression is, and not what is taken out of one."""
+        """The attribute of `self` that an expression is; None if it is only taken out of one."""
         is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         return self.root(node) if is_attribute and node.value.id == self.me else None  # type: ignore[attr-defined]
 

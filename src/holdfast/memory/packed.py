@@ -1,11 +1,11 @@
 """Lists and dicts for millions of small values that stay one copy however many workers read them.
 
-A worker that merely looks at a list of a million strings writes a million reference counts, and
-with each a page becomes its own (`cow-growth`). The containers here keep the values as raw columns
-(`columns.py`) in memory that is shared with every worker (`sealed.py`), forked or spawned.
+A forked worker that merely reads a list of a million strings writes a million reference counts, and
+each write makes a private copy of a page (`cow-growth`). The containers here keep the values as raw
+columns (`columns.py`) in memory that all workers share (`sealed.py`), forked or spawned.
 
-They are read-only, and what they give out is made anew at every access: equal to what was put in
-and of the same type, but yours to change without any effect on the container.
+They are read-only. Each access makes a new object, equal to what was put in and of the same type;
+changing it does not change the container.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST = 1 << 32  # buckets are counted in 32 bits
 
 
 class _ReadOnly:
-    """What both kinds have in common: one memory, and no way to change it."""
+    """The common base of lists and dicts: one memory, which cannot be changed."""
 
     __slots__ = ()
     _sealed: Sealed
@@ -92,11 +92,11 @@ class PackedList(_ReadOnly, Sequence[T_co]):
         self._open(writer.close(), plan, range(len(listed)))
 
     def _check(self, items: list[Any]) -> None:
-        """For kinds that do not take everything."""
+        """For subclasses that do not accept every value."""
 
     def _open(self, sealed: Sealed, plan: Plan, positions: range, whole: bool = True) -> None:
         self._sealed = sealed
-        self._whole = whole  # and not a view of a part, or of a dict's values
+        self._whole = whole  # not a slice, nor the keys or values of a dict
         self._plan = plan
         self._range = positions
         self._get, self._many = reader(plan, sealed.view)
@@ -197,7 +197,7 @@ class PackedList(_ReadOnly, Sequence[T_co]):
     # -- on its way to another process --------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # A part of it takes the rest along only where that costs nothing.
+        # A slice is copied alone, except where passing the whole memory costs nothing.
         alone = self if self._whole or get_spawning_popen() is not None else type(self)(self)
         return _opened, (type(self), alone._sealed, alone._plan, alone._range, alone._whole)
 
@@ -275,7 +275,7 @@ class PackedDict(_ReadOnly, Mapping[K, V_co]):
     def _find(self, key: object) -> int | None:
         hashed = _hash(key)
         if hashed is None:
-            hash(key)  # as with a dict, what cannot be hashed is an error
+            hash(key)  # raises if the key cannot be hashed, as with a dict
             return None
         bucket = hashed % self._table[0]
         for place in range(self._starts[bucket], self._starts[bucket + 1]):
@@ -338,7 +338,7 @@ class PackedDict(_ReadOnly, Mapping[K, V_co]):
 
 
 class _Items(ItemsView[K, V_co]):
-    """Pairs read in order, without looking each key up."""
+    """Pairs read in order, without a lookup of each key."""
 
     __slots__ = ()
     _mapping: PackedDict[K, V_co]
@@ -373,7 +373,7 @@ def _short(value: Any) -> str:
 
 
 def _hash(key: object) -> int | None:
-    """Equal for equal keys, in every process; None for what cannot be a key."""
+    """Equal for equal keys, in every process; None for a value that cannot be a key."""
     kind = type(key)
     if kind is str:
         return zlib.crc32(key.encode("utf-8", "surrogatepass"))  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """`pack(dataset)`: large Python containers among a dataset's attributes become packed ones.
 
-What cannot be shown to be safe is left as it is, with the reason: a container that the dataset's
-own methods change, that somebody else holds too, or whose items would not come out as they went
-in. The dataset's methods are read (`mutation.py`), the items compared, references counted.
+A container is left as it is, and the reason reported, if packing it cannot be shown to be safe:
+because the dataset's own methods change it, another object refers to it too, or its items would not
+come out equal. The methods' source is read (`mutation.py`), items are compared, references counted.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Refused:
 
 @dataclass
 class PackReport:
-    """What `pack` did. `str()` of it is for people."""
+    """What `pack` did. ``print`` shows it as text."""
 
     packed: list[Packed] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
     @property
     def saved(self) -> int:
-        """Bytes that this process needs less, about; each worker saves `before` bytes more."""
+        """About how many bytes this process saves; each worker saves up to the sum of `before`."""
         return sum(one.before - one.after for one in self.packed)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class PackReport:
             )
             lines.append(f"         {left.reason}")
         if not lines:
-            return f"nothing to pack: no container of Python objects of {in_words(LARGE)} or more"
+            return f"nothing to pack: no container of Python objects has {in_words(LARGE)} or more"
         if self.packed:
             each = sum(one.before for one in self.packed)
             lines.append(
@@ -107,9 +107,9 @@ def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> Pa
 
     Args:
         minimum: bytes below which a container is left alone.
-        trust: paths, as the report names them (``"dataset.samples"``), of which you know that
-            nothing changes them and that nobody else needs the list: the two checks that only
-            read the code and count references are left out for them.
+        trust: paths, as the report names them (``"dataset.samples"``), of containers that you know
+            are not changed and not needed elsewhere. The two checks that read the code and count
+            references are skipped for them.
     """
     if isinstance(trust, str):
         trust = (trust,)
@@ -173,13 +173,13 @@ def _pack_one(candidate: Candidate, checked: bool) -> Packed | Refused:
 def _unsuitable(value: Any, size: int) -> str | None:
     kind = type(value)
     if kind is tuple:
-        return "it is a tuple, which a packed list is not equal to. Make it a list first"
+        return "it is a tuple, and a packed list never equals a tuple. Make it a list first"
     if isinstance(value, (set, frozenset)):
         return "a set has no packed form. A sorted PackedList, or a PackedDict, may do"
     if isinstance(value, np.ndarray):
         return "it is an array of Python objects. Make it a list first, with .tolist()"
     if kind not in (list, dict):
-        return f"it is a {kind.__qualname__}, which does more than a {kind.__mro__[-2].__name__}"
+        return f"it is a {kind.__qualname__}, not a plain {kind.__mro__[-2].__name__}"
     if size > _PER_OBJECT * object_count(value):
         return (
             "it is a few large arrays or strings, not many small objects: their contents are not "
@@ -194,8 +194,8 @@ def _changed(candidate: Candidate) -> str | None:
             method = unreadable(owner)
             if method is not None:
                 return (
-                    f"the source of {owner.__qualname__}.{method} cannot be read, so nobody knows "
-                    f"whether it changes it. If it does not: trust={place.path!r}"
+                    f"the source of {owner.__qualname__}.{method} cannot be read, and it might "
+                    f"change this container. If you know that it does not: trust={place.path!r}"
                 )
             change = changes(owner).get(attribute)
             if change is not None:
@@ -213,20 +213,20 @@ def _references(read: Callable[[], Any]) -> int:
 
 
 def _held_elsewhere(candidate: Candidate) -> str | None:
-    """Somebody else who has it keeps its memory, and would not see the same list any more."""
+    """Another reference would keep its memory alive, and would no longer be the same list."""
     alone = SimpleNamespace(value=[])
     ours = _references(lambda: alone.value) - 1 + len(candidate.places)
     if _references(candidate.places[0].read) <= ours:
         return None
     holders = ", ".join(_holders(candidate)) or "a local variable of a function"
     return (
-        f"it is also held by {holders}, and would stay in memory. Delete that reference before, "
-        f"or, if it is not needed for changes: trust={candidate.places[0].path!r}"
+        f"it is also held by {holders}, and would stay in memory. Delete that reference first "
+        f"or, if the container is not changed there: trust={candidate.places[0].path!r}"
     )
 
 
 def _items_held_elsewhere(value: Any) -> str:
-    """A word, if what is in the container is in another one too and so stays in memory."""
+    """A note if the items are in another container too, and so stay in memory."""
     alone: list[list[int]] = [[]]
     usual = max(sys.getrefcount(item) for item in alone)
     items = value.values() if isinstance(value, dict) else value
@@ -238,7 +238,7 @@ def _items_held_elsewhere(value: Any) -> str:
     held = sum(count > usual for count in counts)
     if 2 * held <= len(counts):
         return ""
-    return "its items are in another container too, and stay in memory as long as that is there"
+    return "its items are in another container too, and stay in memory as long as that one exists"
 
 
 def _holders(candidate: Candidate) -> Iterator[str]:
@@ -301,8 +301,8 @@ def _replace(candidate: Candidate, packed: Any) -> str | None:
             place.write(packed)
             done.append(place)
             if place.read() is not packed:
-                raise TypeError("it was set, and something else is there")
-    except Exception as error:  # a property, a frozen dataclass, a tuple: whatever refuses
+                raise TypeError("it was set, but reading it returns another object")
+    except Exception as error:  # a property, a frozen dataclass, a tuple
         for place in done:
             place.write(before)
         return f"{candidate.path} cannot be set: {error}"
@@ -313,5 +313,5 @@ def _note(packed: Any) -> str:
     values = packed.values() if isinstance(packed, PackedDict) else packed
     if isinstance(values[0], (list, dict, np.ndarray, torch.Tensor)):
         kind = type(values[0]).__name__
-        return f"each access gives a new {kind}: what is changed in one is not kept"
+        return f"each access returns a new {kind}, so changes to it are not kept"
     return ""

@@ -1,9 +1,8 @@
-"""What hangs on a dataset: everything within a few steps of attributes and small containers.
+"""What a dataset refers to: all objects within a few steps of attributes and small containers.
 
-Also what its functions hold (variables they enclose, arguments they were given or have by default)
-and what belongs to its classes; and, where that is asked for, the globals that the user's own
-functions name. Nothing of the user's runs because we look: no properties, no ``__getattr__``, no
-``__class__`` that pretends, no ``__repr__`` of a key.
+This includes what its functions hold (variables of closures, bound and default arguments) and the
+attributes of its classes; and, on request, the globals that the user's own functions name. None of
+the user's code runs: no property, no ``__getattr__``, no ``__class__``, no ``__repr__`` of a key.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ __all__ = ["WIDTH", "Part", "homes", "parts", "wide"]
 
 _DEPTH = 5
 WIDTH = 256
-"""Entries of a container that are looked at."""
+"""How many entries of a container are visited."""
 _PLAIN = (type(None), str, bytes, int, float, complex, type, ModuleType)
 _NO_PARTS = (np.ndarray, np.generic, torch.Tensor)
 _LEAVES: Final[frozenset[Any]] = frozenset(
-    {type(None), str, bytes, bytearray, int, bool, float, complex, type, ModuleType}
+    {type(None), str, bytes, bytearray, int, bool, float, complex, ModuleType}
     | {np.ndarray, torch.Tensor, torch.Size, torch.dtype, torch.nn.Parameter, range, slice}
 )
 _NONE: Final[frozenset[type]] = frozenset()
@@ -53,12 +52,12 @@ _SHAPES: Final[tuple[Any, ...]] = (
     functools.partial,
 )
 _KEYS = (str, bytes, int, float, complex, bool, type(None))
-_LOOSE: Final = object()  # a part that its owner cannot exchange for another
+_LOOSE: Final = object()  # marks a part that its owner cannot exchange for another
 
 
 class Part:
-    """One object, and how it was come by. Its label is text, or what it is found by in a container:
-    most are never asked for, and to write them all down would take longer than the walk."""
+    """One object, and how it was reached. The label is text, or the number and key of an entry in a
+    container: most labels are never read, and formatting all would take longer than the walk."""
 
     __slots__ = ("_label", "holder", "key", "owner", "value")
 
@@ -85,11 +84,11 @@ class Part:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether something else may come to be in its place."""
+        """Whether its owner may put another object in its place."""
         return self.holder is not _LOOSE
 
     def now(self) -> Any:
-        """What its owner has in this place by now. LookupError or AttributeError if nothing."""
+        """What its owner has in this place now. LookupError or AttributeError if nothing."""
         holder = self.holder
         kind = type(holder)
         if holder is _LOOSE:
@@ -111,7 +110,7 @@ class Part:
 
 
 class _Kind:
-    """What there is to know of a class, for all its objects."""
+    """What the walk needs to know of a class, computed once for all its objects."""
 
     __slots__ = ("attributes", "kind", "known", "looks_into", "shape", "slots")
 
@@ -125,7 +124,7 @@ class _Kind:
 
 
 class _Kinds(dict[int, _Kind]):
-    """By identity: a metaclass may have a hash of its own, and nothing of the user's is to run."""
+    """By the class's identity: its metaclass may define a hash, and no user code may run."""
 
     def __init__(self, closed: tuple[type, ...]) -> None:
         self._closed = closed
@@ -139,7 +138,8 @@ class _Kinds(dict[int, _Kind]):
 
 
 def homes(dataset: Any) -> Iterator[type]:
-    """The classes that the user has written, or chosen, for this dataset and those inside it."""
+    """The classes of this dataset and of datasets inside it, except torch's, NumPy's, Python's and
+    ours."""
     seen: set[type] = set()
     for number, (_, value) in enumerate(parts(dataset)):
         if number == 0 or is_a(value, torch.utils.data.Dataset):
@@ -150,15 +150,15 @@ def homes(dataset: Any) -> Iterator[type]:
 
 
 def parts(thing: Any, path: str = "dataset") -> Iterator[tuple[str, Any]]:
-    """Paths and values, the thing itself first, each object once, plain values each time. What is
-    inside an object comes just after it."""
+    """Paths and values, depth first, beginning with `thing` itself. Each object appears once, plain
+    values each time they are met."""
     yield from _deep(Part(None, path, thing), _DEPTH, set(), _Kinds(_NO_PARTS))
 
 
 def _deep(part: Part, depth: int, seen: set[int], kinds: _Kinds) -> Iterator[tuple[str, Any]]:
     value = part.value
     if is_a(value, _PLAIN):
-        yield part.path, value  # many attributes may have the same one
+        yield part.path, value  # equal plain values may be one object
         return
     if id(value) in seen:
         return
@@ -172,12 +172,13 @@ def _deep(part: Part, depth: int, seen: set[int], kinds: _Kinds) -> Iterator[tup
 def wide(
     roots: Iterable[tuple[str, Any]], *, depth: int, most: int, closed: tuple[type, ...]
 ) -> Iterator[Part]:
-    """What is within `depth` steps of the roots, and is no number, text, array or the like: at most
-    so many objects, the near ones first, each by its shortest path, and again by others. Also
-    the globals that functions of the user's own name. Nothing is looked at inside objects of the
-    classes `closed`.
+    """Objects within `depth` steps of the roots that are not numbers, text, arrays or the like, and
+    globals that the user's own functions name. Breadth first, at most `most` objects. An object
+    comes first by its shortest path, and again by others. Objects of the classes `closed` are not
+    searched.
 
-    It is bounded by a number, not by time: so two processes with the same dataset see the same.
+    The walk is bounded by a number, not by time, so two processes with the same dataset see the
+    same.
     """
     seen: set[int] = set()
     queue = deque((Part(None, name, value), depth) for name, value in roots)
@@ -188,7 +189,8 @@ def wide(
         value = part.value
         if not (left and most) or id(value) in seen:
             continue
-        seen.add(id(value))
+        if not is_a(value, type):  # of which what its objects share is seen, and noted there
+            seen.add(id(value))
         for inner in _inside(part, kinds.of(value), seen, _LEAVES, named=True):
             queue.append((inner, left - 1))
             most -= 1
@@ -199,7 +201,11 @@ def wide(
 def _inside(
     part: Part, kind: _Kind, seen: set[int], without: frozenset[type], named: bool
 ) -> Iterator[Part]:
-    """What an object consists of, without objects of just these classes."""
+    """The parts of an object, except those whose exact class is in `without`."""
+    if named and issubclass(kind.kind, type):  # a class by itself: one that functions name
+        known = well_known(type.__getattribute__(part.value, "__module__"))
+        shared = () if known else _of_class(part.value, seen, named)
+        yield from (one for one in shared if type(one.value) not in without)
     if not kind.looks_into:
         return
     value, shape = part.value, kind.shape
@@ -268,9 +274,10 @@ def _of_function(owner: Part | None, path: str, function: Any, named: bool) -> I
 
 
 def _is_the_users(function: Any) -> bool:
-    """Or else all that a library's functions name would be met, and nothing of the user's."""
+    """Whether the user wrote it. The globals that libraries' functions name are left out: they are
+    so many that the walk would end before it reaches the user's."""
     if function.__globals__.get("__name__") in ("__main__", "__mp_main__"):
-        return True  # also typed into an interpreter: in no file
+        return True  # even if it was typed into an interpreter and is in no file
     return of_file(function.__code__.co_filename) == "user"
 
 
@@ -282,7 +289,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _of_class(kind: type, seen: set[int], named: bool) -> Iterator[Part]:
-    """What all objects of a class share: its attributes, and what its methods keep."""
+    """What all objects of a class share: its attributes, and what its methods hold."""
     for base in kind.__mro__:
         if id(base) in seen or well_known(base.__module__):
             continue

@@ -1,7 +1,7 @@
-"""How near the end of memory is, as a level that rises at once and falls slowly.
+"""How close memory is to running out, as a level that rises at once and falls slowly.
 
-Stall information of the kernel does not announce the end of a group without swap; use against the
-limit does. So that is what is looked at, the more often the less is left.
+The kernel's pressure stall information gives no warning in a control group without swap. The use
+relative to the limit does. So that is what is read, more often the less memory is left.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ __all__ = ["CAPS", "TIGHT", "Level", "Pace", "Pressure"]
 
 class Level(IntEnum):
     CALM = 0
-    LESS = 1  # a quarter of what is left may be in flight
+    LESS = 1  # a quarter of the free memory may be in flight
     LITTLE = 2  # a sixteenth
-    RECYCLE = 3  # and the fattest worker is replaced
+    RECYCLE = 3  # a sixteenth, and the largest worker is replaced
 
 
 CAPS: Final = {Level.LESS: 4, Level.LITTLE: 16, Level.RECYCLE: 16}
-"""By what the free memory is divided: small batches need not be fewer, they would free nothing."""
+"""The free memory is divided by this. A part of the free memory, not of the budget: fewer batches
+in flight would free nothing if they are small."""
 
 
 THRESHOLDS: Final = (0.80, 0.88, 0.93)
-FURTHER_AWAY: Final = 0.10  # where one kill takes everybody
-BACK: Final = 0.05  # below a threshold, before a level is left
+FURTHER_AWAY: Final = 0.10  # lower thresholds where the kernel kills the whole group at once
+BACK: Final = 0.05  # how far below its threshold a level is left
 SLOWLY: Final = 5.0  # seconds for each level on the way down
 AFTER_A_DEATH: Final = 30.0  # seconds of one batch at a time
 TIGHT: Final = {Level.LESS: 5.0, Level.LITTLE: 1.0, Level.RECYCLE: 0.5}
-"""Seconds after which workers are told again to give back what they do not use just now."""
-LOOKS_LEFT: Final = 8  # before the end, at the speed at which memory is being used up
+"""Seconds after which workers are told again to give back memory they do not use."""
+LOOKS_LEFT: Final = 8  # readings before memory runs out, at the present rate of use
 FASTEST: Final = 256 << 20
-"""Bytes per second that must be reckoned with, before anybody has seen how fast memory goes: in a
-small room a run may begin, and end, between two looks."""
-SHORTEST: Final = 0.02  # seconds between two looks
-RECENT: Final = 0.5  # seconds over which the speed is taken, or since the last look before them
-STEADY: Final = 4  # looks in a row at which less was free: what a single batch takes comes back
+"""Bytes per second that are assumed before a rate was measured. Where little is free, memory could
+otherwise run out between two readings."""
+SHORTEST: Final = 0.02  # seconds between two readings
+RECENT: Final = 0.5  # seconds over which the rate is measured
+STEADY: Final = 4  # readings in a row with less free; the memory of a single batch comes back
 
 
 class Pressure:
-    """Fill levels and times in, a level out."""
+    """Computes the level from fill levels and times."""
 
     def __init__(self, *, oom_group: bool = False) -> None:
         away = FURTHER_AWAY if oom_group else 0.0
@@ -66,22 +67,22 @@ class Pressure:
         return self.level
 
     def cap(self, free: int | None) -> int | None:
-        """How many bytes may be in flight at this level; None for what the budget says."""
+        """How many bytes may be in flight at this level; None if only the budget limits them."""
         divisor = CAPS.get(self.level)
         return None if divisor is None or free is None else free // divisor
 
     def careful(self, now: float) -> bool:
-        """Whether somebody died of memory a moment ago."""
+        """Whether a worker died of memory less than `AFTER_A_DEATH` seconds ago."""
         return now < self._careful_until
 
     def somebody_died(self, now: float) -> None:
-        """Of memory."""
+        """A worker died of memory."""
         self._careful_until = now + AFTER_A_DEATH
 
     def interval(
         self, fill: float, seconds_left: float | None = None, free: int | None = None
     ) -> float:
-        """Seconds until the next look; `seconds_left` until the end, if it goes on as it does."""
+        """Seconds until the next reading. `seconds_left`: until memory runs out, at this rate."""
         left = self.thresholds[0] - fill
         if left > 0.3:
             pause = 5.0
@@ -97,14 +98,14 @@ class Pressure:
 
 
 class Pace:
-    """How fast memory goes, over the last moments."""
+    """How fast memory is being used up."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()  # when, and how much was free
         self._per_second = 0.0
 
     def observe(self, free: int | None, now: float) -> float | None:
-        """Seconds until memory ends at the present speed; None if it does not, or nobody knows."""
+        """Seconds until memory runs out at the present rate; None if it does not, or is unknown."""
         if free is None:
             return None
         seen = self._seen
@@ -117,10 +118,10 @@ class Pace:
 
     @property
     def steady(self) -> bool:
-        """Whether there was less at every look."""
+        """Whether every reading found less free than the one before."""
         free = [one for _, one in self._seen]
         return len(free) >= STEADY and all(a > b for a, b in itertools.pairwise(free))
 
     def seconds_for(self, nbytes: int) -> float | None:
-        """How long so many bytes last."""
+        """Seconds that `nbytes` last at the present rate; None if memory is not being used up."""
         return nbytes / self._per_second if self._per_second > 0 else None

@@ -1,12 +1,12 @@
 """Bytes that are written once and then read by any number of processes, in one copy.
 
 They lie in an anonymous memory file. Its pages are shared, not copied, after a fork; and a process
-that is being spawned gets the file's descriptor, not the bytes. No reference count lies among
-them, so that nothing is written there by merely looking (`cow-growth`). The file is sealed, where
-the kernel can: nobody can shrink it under a reader (SIGBUS) or map it for writing.
+that is being spawned gets the file's descriptor, not the bytes. There are no reference counts among
+them, so that reading writes nothing (`cow-growth`). The file is sealed if the kernel supports it:
+no process can shrink it under a reader (SIGBUS) or map it for writing.
 
-Small contents are plain bytes: a descriptor each would be a worse bargain. So is everything where a
-file is refused (a tight ``ulimit -f``, no descriptor left, no room): no growth after fork then
+Small contents are plain bytes: they are not worth a descriptor. So are all contents if a file is
+refused (a tight ``ulimit -f``, no descriptor left, no room). Plain bytes do not grow after a fork
 either, but spawned processes get copies.
 """
 
@@ -63,7 +63,7 @@ class Sealed:
 
 
 class Writer:
-    """Takes the contents piece by piece and closes them."""
+    """Collects the contents piece by piece; `close` makes them a `Sealed`."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -73,7 +73,7 @@ class Writer:
         self._refused = False
 
     def write(self, data: Any, align: int = _ALIGN) -> int:
-        """Append bytes; where they begin. The default alignment suits every kind of number."""
+        """Append bytes; returns their offset. The default alignment fits every kind of number."""
         view = memoryview(data).cast("B")
         padding = -self.nbytes % align
         at = self.nbytes + padding
@@ -88,12 +88,12 @@ class Writer:
             return Sealed(None, memoryview(b"".join(self._pieces)))
         fd, self._fd = self._fd, None
         kernel.seal(fd)
-        # Entered into our page tables at once: pages that a single worker has mapped would count as
-        # its private ones in smaps, and look like growth.
+        # Entered into our page tables at once: pages that only one worker has mapped would count as
+        # private to it in smaps, and look like growth.
         return _mapped(fd, self.nbytes, kernel.POPULATE)
 
     def discard(self) -> None:
-        """Give back what there is, after a failure."""
+        """Free everything, after a failure."""
         self._pieces.clear()
         if self._fd is not None:
             os.close(self._fd)
@@ -116,7 +116,7 @@ class Writer:
             self._pieces.clear()
 
     def _back_to_memory(self) -> None:
-        """No file, or none as large as this: go on with bytes."""
+        """The file was refused, or may not be this large: continue with plain bytes."""
         self._refused = True
         fd, self._fd = self._fd, None
         if fd is not None:

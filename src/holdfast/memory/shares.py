@@ -1,18 +1,19 @@
-"""What "auto" promises of the memory there is: to batches in flight, and to each worker.
+"""How "auto" divides the free memory: between batches in flight and the growth of each worker.
 
-It is one function, because the promises are kept at the same time: a dataset that leaks *and* has
-large samples takes all that either of them allows. What is promised, reckoned as it is really used,
-is never more than the room. (Where workers are so many that `LEAST` for each is more than half of
-the room they are told `LEAST` all the same, by `ladder.allowance`: nothing would get done else.)
+One function computes both, because both are used up at the same time by a dataset that leaks *and*
+has large samples. The sum of the shares, counted as they are really used, is never more than the
+free memory. There is one exception. With so many workers that `LEAST` for each is more than half of
+the free memory, `ladder.allowance` gives them `LEAST` all the same: otherwise they could not work
+at all.
 
-How it is really used:
+How memory is really used:
 
 - a worker has some memory of its own before its first batch (`BASE`);
 - a byte in flight takes up to two: samples are made outside of the arena before they are copied
-  there, and an arena keeps some of what it had in use;
-- a batch that is larger than the budget passes all the same, alone;
-- a worker that could not grow by a little would be replaced for having begun (`LEAST`);
-- the trainer grows too, and so do readings that are a moment old (`RESERVE`).
+  there, and an arena keeps some memory that it no longer uses;
+- a batch that is larger than the budget is allowed all the same, alone;
+- a worker that may not grow at all would be replaced as soon as it starts (`LEAST`);
+- the trainer grows too, and a reading of the free memory is a moment old (`RESERVE`).
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from typing import Final
 __all__ = ["BASE", "IN_FLIGHT", "LEAST", "RESERVE", "TAKES", "WORKERS", "Shares", "shares"]
 
 BASE: Final = 8 << 20
-"""Bytes a forked worker has of its own when it has done nothing yet. Where workers are so many that
-this alone would fill the room, a quarter of it is set aside for them: nothing would be left."""
+"""Bytes of its own that a forked worker has before its first task. For all workers together, at
+most a quarter of the free memory is set aside."""
 IN_FLIGHT: Final = 0.25
-"""The part of a large room that batches in flight may take,"""
+"""The part of the free memory that batches in flight may take, if there is plenty."""
 WORKERS: Final = 0.40
-"""and the part that all workers of a loader together may grow by."""
+"""The part by which all workers of a loader together may grow."""
 TAKES: Final = 2
-"""Bytes that a byte in flight takes at the most."""
+"""Bytes of memory that a byte in flight takes at most."""
 RESERVE: Final = 1 - TAKES * IN_FLIGHT - WORKERS
 LARGEST: Final = 0.375
-"""The part of what can be used at all that one batch is reckoned with, however large it is: workers
-have to live too, and it may never come."""
+"""The part of the usable memory that is set aside for one batch at most, however large it is:
+workers need memory too, and the batch may never come."""
 LEAST: Final = 8 << 20
-"""By so much every worker should be able to grow, or in a small room it would be replaced for
-having begun: rather than that, less is in flight,"""
+"""Bytes by which every worker should be able to grow. With less it would be replaced as soon as it
+starts. Where memory is short, less is in flight instead."""
 CROWDED: Final = 0.75
-"""but this part of what can be used at all is the most that workers get for it."""
+"""The part of the usable memory that `LEAST` for all workers may take at most."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,17 @@ class Shares:
 
     in_flight: int  # for all loaders of this process
     worker: int  # by how much each worker may grow
-    base: int  # what is set aside for each worker to begin with
+    base: int  # what is set aside for each worker's start
 
     def promised(self, workers: int) -> int:
-        """All of it together, as it is really used."""
+        """The sum of all shares, as they are really used."""
         return TAKES * self.in_flight + workers * (self.worker + self.base)
 
 
 def shares(room: int, workers: int, batch: int = 0) -> Shares:
-    """For a process that may use `room` bytes more, with so many workers that are not born yet.
+    """For a process that may use `room` bytes more, with `workers` that have not started yet.
 
-    `batch` is the size of the largest batch as far as it is known.
+    `batch` is the size of the largest batch so far.
     """
     bases = min(workers * BASE, room / 4)
     usable = room * (1 - RESERVE) - bases

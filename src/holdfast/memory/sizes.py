@@ -15,12 +15,12 @@ from holdfast.memory.attributes import own
 __all__ = ["SAMPLE", "deep_size", "measure", "object_count"]
 
 SAMPLE = 1000
-"""Items of a container that are looked at."""
+"""Items of a container that are measured."""
 _DEPTH = 8
 
 
 def deep_size(value: Any) -> int:
-    """Bytes of a value with all it holds; of large containers estimated from a thousand items."""
+    """Bytes of a value with all it holds; for large containers estimated from a thousand items."""
     return measure(value)[0]
 
 
@@ -30,7 +30,7 @@ def object_count(value: Any) -> int:
 
 
 def measure(value: Any, sample: int = SAMPLE) -> tuple[int, int]:
-    """Both at once; of containers with more items than `sample` from so many of them."""
+    """Bytes and number of objects; estimated from `sample` items of each larger container."""
     return _measure(value, {}, 0, sample)
 
 
@@ -42,7 +42,7 @@ def _measure(value: Any, seen: dict[int, Any], depth: int, sample: int) -> tuple
         data = value.nbytes if value.layout is torch.strided else 0
         return data + sys.getsizeof(value), 1
     if isinstance(value, np.ndarray):
-        data = value.nbytes if value.base is not None else 0  # getsizeof counts what it owns
+        data = value.nbytes if value.base is not None else 0  # getsizeof counts data it owns
         if value.dtype != object:
             return data + sys.getsizeof(value), 1
         return _add(sys.getsizeof(value), value.reshape(-1), value.size, seen, depth, sample)

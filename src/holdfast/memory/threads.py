@@ -2,8 +2,8 @@
 
 A library that starts a thread per core in every worker makes cores × workers of them, each with its
 stack and its buffers, until the machine refuses another (``can't start new thread``). torch limits
-its own in its workers; this does so for the others. Whoever has set one of the usual variables has
-decided, and a `worker_init_fn` comes later and may decide otherwise.
+its own threads in its workers; this module limits those of other libraries. If the user has set one
+of the usual variables, nothing is changed. A `worker_init_fn` runs later and may change it again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def decided(environment: Mapping[str, str]) -> bool:
 
 
 def find() -> ThreadpoolController | None:
-    """The libraries loaded by now; None without /proc, where they cannot be listed.
+    """The libraries loaded so far; None without /proc, where they cannot be listed.
 
-    Looking for them takes some milliseconds, and several times as long in a process just forked;
-    so it is done before, and again only after other imports."""
+    The search takes some milliseconds, and several times as long in a process just forked. So it is
+    done before the fork, and repeated only after other imports."""
     global _found
     imported = len(sys.modules)
     if _found is None or _found[0] != imported:
@@ -40,7 +40,7 @@ def find() -> ThreadpoolController | None:
 
 
 def limit(environment: Mapping[str, str] = os.environ) -> None:
-    """For this process and those it forks."""
+    """Limit this process, and those it forks, to one thread per library."""
     if not decided(environment):
         found = find()
         if found is not None:

@@ -1,10 +1,10 @@
-"""The main process's side of an arena: what is lent out, who still has it, and when it is free.
+"""The main process's side of an arena: which blocks are lent out, and when they are free again.
 
-`arena` tells how the two sides work together. A lease is an array on the mapping and a weak
-reference to it; what the user has of it may outlive the worker, the window and the loader.
+`arena` explains how the two sides work together. A lease is an array on the mapping and a weak
+reference to it. The user's tensors on it may outlive the worker, the window and the loader.
 
-A child that the user forks off the main process has the same pages; what is lent out then stays
-lent until that child is gone: see `forks`.
+A child that the user forks off the main process has the same pages. Blocks that are lent out at
+the fork stay lent until that child has ended: see `forks`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Kept", "Released", "Window"]
 
 
 class Released(deque[Ref]):
-    """The offsets the user has let go of, for one consumer to pop, and the books behind them.
+    """A queue of the offsets that the user has released, for one consumer, and the open leases.
 
-    Inside it is a plain deque of weak references, because the collector's callback must be
-    nothing but ``deque.append``; whoever pops it sees offsets.
+    It stores weak references, because the callback of a weak reference must be nothing but
+    ``deque.append``. `popleft` returns offsets.
     """
 
     def __init__(self) -> None:
@@ -53,31 +53,31 @@ class Released(deque[Ref]):
         del self.leases[ref.offset]
 
     def _is_current(self, ref: Ref) -> bool:
-        # After a handover a late callback may still bring in a lease of the worker before; its
-        # offset may by now be another block's.
+        # After a handover a late callback may still append a lease of the previous worker, whose
+        # offset may belong to another block by now.
         return self.leases.get(ref.offset) is ref
 
 
 class Window:
     """The main process's side: lends out the blocks that arrive and notices when they are free.
 
-    All methods, and popping `released`, belong to one thread at a time; leases may die in any.
+    Only one thread at a time may call methods or pop `released`; a lease may die in any thread.
     """
 
     def __init__(self, fd: int, kept: Kept | None = None) -> None:
-        """`kept`: the books to count in what the user has of it, now and after it is closed."""
+        """`kept`: counts the bytes of it that the user keeps, now and after it is closed."""
         self.capacity = os.fstat(fd).st_size
         self.kept = Kept() if kept is None else kept
         self.released = Released()
         self._pid = os.getpid()
         self._map: Mapping | None = Mapping(fd, self.capacity)
-        # Last, because other threads ask whoever is in the books.
+        # Last, because other threads call the windows that are registered here.
         _windows[id(self)] = self
         self.kept.open(self)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of what the user has been given and still has."""
+        """Bytes that were given to the user and are still referenced."""
         leases = list(self.released.leases.values())
         return sum(ref.nbytes for ref in leases if ref.delivered and ref() is not None)
 
@@ -101,7 +101,7 @@ class Window:
         return array
 
     def deliver(self, offsets: Iterable[int]) -> None:
-        """The user gets these: from now on a fork may copy them."""
+        """The user is given these blocks: from now on a forked child may read them."""
         leases = self.released.leases
         for offset in offsets:
             ref = leases.get(offset)
@@ -109,29 +109,30 @@ class Window:
                 ref.delivered = True
 
     def delivered(self, getpid: Callable[[], int] = os.getpid) -> list[Bytes]:
-        """The memory the user has of the blocks that are lent out."""
+        """The lent blocks that were given to the user and are still referenced."""
         if getpid() != self._pid:
-            return []  # our parent's
+            return []  # a forked child: the blocks are the parent's
         leases = list(self.released.leases.values())
         return [array for ref in leases if ref.delivered and (array := ref()) is not None]
 
     def take_released(self) -> list[int]:
-        """All offsets released since the last call: tell them to the worker."""
+        """All offsets released since the last call, to be sent to the worker."""
         forks.sweep()
         offsets: list[int] = []
         if not self.released.leases:
-            return offsets  # nothing was lent, or all was told already
+            return offsets  # nothing is lent
         while self.released:
             offsets.append(self.released.popleft())
         return offsets
 
     def handover(self) -> list[tuple[int, int]]:
-        """The worker is dead and all its messages have been read: what its successor must spare.
+        """The worker is dead and all its messages have been read: the blocks (offset, size) that
+        its successor must not overwrite.
 
-        Releases meant for the dead worker are dropped. What is listed will be released to the
-        successor later; what is not listed never will. Listing and dropping must be one step: a
-        lease that dies in between would be lost for ever or, worse, be released to the successor
-        when it has already put another block in that place.
+        Releases meant for the dead worker are dropped. A block that is listed will be released to
+        the successor later; one that is not listed never will. Listing and dropping must be one
+        step. Otherwise the release of a lease that dies in between would be lost for ever or,
+        worse, reach the successor when it has already put another block in that place.
         """
         leases = list(self.released.leases.values())
         alive = [(ref, ref()) for ref in leases]
@@ -143,7 +144,7 @@ class Window:
     def close(self) -> None:
         """No worker writes here any more: give all memory back, that of live leases as they die.
 
-        The mapping itself goes with the last lease, also if this object is gone by then.
+        The mapping itself is removed with the last lease, even if this object no longer exists.
         """
         mapping, self._map = self._map, None
         if mapping is None:
@@ -153,7 +154,7 @@ class Window:
         self.released.leases.clear()
         self.released.clear()
         if os.getpid() != self._pid:
-            return  # the pages are still our parent's
+            return  # a forked child: the pages are the parent's
         spare = []
         for ref, array in alive:
             if array is not None:
@@ -164,9 +165,9 @@ class Window:
 
 
 class Kept:
-    """What the user has of the batches of some windows, whether or not they are closed by now.
+    """The bytes that the user keeps of the batches of some windows, open or closed.
 
-    It is held by the windows, and by what the user has: when both are gone nobody needs it.
+    The windows and the user's leases hold a reference to it; it is deleted with the last of them.
     """
 
     def __init__(self) -> None:
@@ -177,7 +178,7 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """For any thread."""
+        """Bytes that the user keeps. May be read in any thread."""
         windows = [ref() for ref in self._windows.valuerefs()]
         ours = [one for one in list(_Orphan.all.values()) if one.kept is self]
         return sum(one.kept_bytes for one in windows if one is not None) + sum(
@@ -191,7 +192,7 @@ class _Orphan(weakref.ref[Bytes]):
     __slots__ = ("end", "kept", "mapping", "nbytes", "pid", "start")
     start: int
     end: int
-    nbytes: int  # that the user has
+    nbytes: int  # 0 if it was not given to the user
     kept: Kept
     mapping: Mapping
     pid: int
@@ -214,7 +215,7 @@ def _bury(
     all_orphans: dict[int, _Orphan] = _Orphan.all,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    # Default arguments, because this may run while the interpreter takes its modules apart.
+    # Default arguments, because this may run during interpreter shutdown, when globals are cleared.
     known = all_orphans.pop(id(orphan), None)
     if known is not None and getpid() == known.pid:
         known.mapping.give_back(known.start, known.end)
@@ -228,7 +229,7 @@ def _delivered(
     all_orphans: dict[int, _Orphan] = _Orphan.all,
     getpid: Callable[[], int] = os.getpid,
 ) -> list[Bytes]:
-    """All memory of batches that the user of this process has, by all loaders."""
+    """All memory of batches that the user of this process keeps, over all loaders."""
     pid = getpid()
     found = [ref() for ref in windows.valuerefs()]  # a copy: other threads add to it
     arrays = [array for window in found if window is not None for array in window.delivered()]

@@ -1,1 +1,1 @@
-"""Bad samples: what they are, what becomes of them, and the list that outlives the run."""
+"""Bad samples: how they are recognised, skipped or replaced, and listed for later runs."""

@@ -1,8 +1,8 @@
 """What a sample holds: how many bytes, and whether two of them hold the same.
 
 Both look at data as it would arrive in a batch, not at Python objects: a number is eight bytes, and
-two equal arrays are equal wherever they lie. Samples may be anything, so what cannot be looked
-into is said to be so (`None`), and is no error.
+two equal arrays are equal wherever they lie. Samples may be any objects, so contents that cannot be
+compared are not an error: `digest` returns None for them.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _is_image(sample: Any) -> bool:
 
 
 class _Opaque(Exception):
-    """It cannot be told what this holds."""
+    """The contents cannot be read."""
 
 
 def digest(sample: Any) -> bytes | None:
-    """Equal for samples that hold the same; None if it cannot be told."""
+    """Equal for samples with equal contents; None if the contents cannot be compared."""
     hasher = hashlib.blake2b(digest_size=16)
     try:
         _feed(hasher, sample, _DEPTH)

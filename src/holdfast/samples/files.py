@@ -1,7 +1,7 @@
-"""Folders of files as datasets, for scanning what has no dataset class yet.
+"""Folders of files as datasets, to scan data that has no dataset class yet.
 
 The list of paths is one block of bytes and one of numbers: a million Python strings would be copied
-page by page into every worker that only looks at them.
+page by page into every worker that only reads them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Files:
 
 
 def load_image(path: str) -> Any:
-    """Every pixel, in the image's own mode: a header alone says nothing of the rest."""
+    """Every pixel, in the image's own mode: a valid header does not prove that the rest is."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -54,8 +54,8 @@ def load_image(path: str) -> Any:
 def find(folder: Path, endings: frozenset[str] | None = None) -> Iterator[str]:
     """The files below a folder, in order; all of them, or those with certain endings.
 
-    Links are followed, each folder once. A folder that cannot be read is given as if it were a
-    file: loading it fails, and so it is reported and not passed over.
+    Links are followed, each folder once. A folder that cannot be read is listed as if it were a
+    file: loading it fails, so it is reported and not silently skipped.
     """
     unreadable: list[str] = []
     seen: set[tuple[int, int]] = set()

@@ -1,7 +1,7 @@
-"""What a sampler calls the samples of a batch.
+"""The keys by which a sampler names the samples of a batch.
 
-Whether an index names one sample or a batch of them is for the loader to say (``batch_size=None``
-or not) and cannot be seen from its type: a list may be one sample's key, an array a batch of keys.
+Whether an index names one sample or a batch of them depends on the loader (``batch_size=None`` or
+not). The type does not tell: a list may be one sample's key, an array a batch of keys.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def keys_of(index: Any, batched: bool) -> Sequence[Any]:
 
 
 def keep(index: Any) -> Any:
-    """The index, safe from a sampler that uses its list or array again for the next one: a batch
-    may have to be asked for once more."""
+    """A copy of the index, because a sampler may reuse its list or array for the next one, and a
+    batch may have to be ordered again."""
     if type(index) is list:
         return index.copy()
     if isinstance(index, np.ndarray):

@@ -1,13 +1,14 @@
-"""The books of the main process: which samples are known to be bad, how many, and is it too many.
+"""The main process's record of bad samples: which are known, how many, and whether too many.
 
 A `Ledger` belongs to a loader and lasts as long as it does; an `Account` belongs to one epoch. The
-workers find bad samples and deal with them; here it is written down, in the order in which batches
+workers find bad samples and deal with them. They are recorded here in the order in which batches
 are delivered, so that warnings, the limit and ``loader.bad_samples`` do not depend on timing.
 
-What is known when an epoch begins is not tried again in it. What is found during an epoch counts
-from the next one on, because how far ahead the sampler is when word arrives is chance, and chance
-must not decide what random numbers a sample gets. Samples that end or stall their workers are the
-exception: left out, they draw nothing either way, and each costs several workers.
+A sample that is known to be bad when an epoch begins is not tried in it. One that is found during
+an epoch is left out from the next epoch on. How far ahead the sampler is when the report arrives is
+chance, and chance must not decide what random numbers a sample gets. The exception is samples that
+end or stall their workers: they are left out at once, because each try costs several workers. They
+draw no random numbers either way.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ class Ledger:
         except OSError as error:
             self.warn(
                 "unreadable",
-                f"the quarantine {quarantine.path} cannot be read ({error}); what is listed there "
-                "is tried again.",
+                f"the quarantine {quarantine.path} cannot be read ({error}); the samples listed "
+                "there are loaded again.",
             )
             return
         for damage in found.damaged:
-            self.warn(damage, f"{damage}. It is passed over and left as it is.")
+            self.warn(damage, f"{damage}. The line is ignored and left as it is.")
         for bad in found.records:
             key = description_of(bad.index)
             if bad.index is None or key is None:
@@ -87,13 +88,13 @@ class Ledger:
             if name is not None and bad.name is not None and name != bad.name:
                 continue  # that index is another sample now
             if (key, bad.verdict) in self.written:
-                continue  # our own words
+                continue  # written by this loader, or read before
             self.written.add((key, bad.verdict))
             if bad.verdict == "bad":
                 self.known.setdefault(key, bad)
 
     def write(self, bad: BadSample) -> None:
-        """Into the quarantine, once for each sample and verdict."""
+        """Write it to the quarantine, once for each sample and verdict."""
         description = description_of(bad.index)
         mark = (key_of(bad.index) if description is None else description, bad.verdict)
         if self.quarantine is None or mark in self.written:
@@ -101,16 +102,16 @@ class Ledger:
         try:
             self.quarantine.append(bad)
         except OSError as error:
-            self._unsaid = (  # not here: this may be the watch's thread
-                f"the quarantine {self.quarantine.path} cannot be written ({error}); bad samples "
-                "are in loader.bad_samples only until it can be."
+            self._unsaid = (  # no warning here: this may be the watch's thread
+                f"the quarantine {self.quarantine.path} cannot be written ({error}); until it can "
+                "be, bad samples are only in loader.bad_samples."
             )
         else:
             if bad.index is not None:
                 self.written.add(mark)
 
     def say_what_is_left(self) -> None:
-        """What could not be said when it happened."""
+        """Give the warning that could not be given when it arose."""
         if self._unsaid is not None:
             text, self._unsaid = self._unsaid, None
             self.warn("unwritable", text)
@@ -171,13 +172,14 @@ class Account:
     # -- what the workers are told --------------------------------------------------------
 
     def look_ahead(self, batches: Iterable[Sequence[Any]]) -> None:
-        """Batches the sampler has given already: for the first ones there is no past."""
+        """Batches the sampler has already given. They are the candidates for the first batches,
+        which have no earlier ones."""
         for keys in batches:
             self._drawn.add(keys)
             self._ahead += 1
 
     def brief(self, number: int, keys: Sequence[Any]) -> Brief | None:
-        """For batch `number`, which is the next one drawn. Of a stream there is nothing to say."""
+        """For batch `number`, which is the next one drawn. None for an iterable dataset."""
         if self._iterable:
             return None
         known = self._known_in(keys)
@@ -190,7 +192,7 @@ class Account:
             if not self._known or _find(self._known, one) is None
         )
         if self._ahead:
-            self._ahead -= 1  # it is there already
+            self._ahead -= 1  # added by `look_ahead`
         else:
             self._drawn.add(keys)
         return Brief(known, candidates, seed)
@@ -206,9 +208,8 @@ class Account:
         return found
 
     def refreshed(self, keys: Sequence[Any], brief: Brief | None) -> Brief | None:
-        """The brief of a batch that is given out again: who has ended workers since is left out.
-
-        Only those: left out or tried once more, they draw nothing either way.
+        """The brief of a batch that is ordered again. It leaves out samples that have ended workers
+        since, and only those, because they draw no random numbers either way.
         """
         if not self._killers:
             return brief
@@ -224,7 +225,8 @@ class Account:
     def convict(
         self, keys: Sequence[Any], brief: Brief | None, code: int, number: int, bad: BadSample
     ) -> Brief:
-        """A sample has ended or stalled workers, alone too: the brief for going on without it."""
+        """A sample has ended or stalled workers, also when it was loaded alone. Returns the brief
+        for the same batch without it."""
         sample = sample_of(keys, brief, code)
         bad = dataclasses.replace(
             bad,
@@ -240,7 +242,7 @@ class Account:
         self.ledger.write(bad)
         brief = brief or Brief({})
         itself = {place: bad for place, one in enumerate(keys) if key_of(one) == key}
-        if not itself:  # it was to stand in for another, so no batch will report it
+        if not itself:  # it was a replacement for another, so no batch will report it
             self._to_report.append(dataclasses.replace(bad, action="skipped"))
         return brief._replace(known={**brief.known, **itself, code: bad})
 
@@ -249,16 +251,16 @@ class Account:
     def settle(
         self, samples: int, reports: Sequence[BadSample], keys: Sequence[Any] | None = None
     ) -> None:
-        """Take note of a batch, and `judge`."""
+        """`note` a batch, and `judge`."""
         self.note(samples, reports, keys)
         self.judge()
 
     def note(
         self, samples: int, reports: Sequence[BadSample], keys: Sequence[Any] | None = None
     ) -> None:
-        """A batch of `samples` was made, of `keys` if the reports come from another process.
+        """Count a batch of `samples`. `keys` are given if the reports come from another process.
 
-        It takes a moment only, and must not be left half done.
+        This is quick, and must not be interrupted half-way.
         """
         self.seen += samples
         self._good += max(0, samples - len(reports))
@@ -274,8 +276,8 @@ class Account:
     def judge(self) -> None:
         """Write down what is new, warn of it, and raise `TooManyBadSamples` beyond the limit.
 
-        This may take as long as a disk does. Who is interrupted in it, or before what it raised
-        has got out, asks again and hears the same, until the account is closed.
+        This may wait for a disk. A caller that is interrupted in it, or before the exception has
+        reached the user, calls it again with the same result, until the account is closed.
         """
         if not self._unjudged:
             return
@@ -283,7 +285,7 @@ class Account:
         while self._unwritten:
             self._unwritten[0]()
             self._unwritten.popleft()
-        # Only when all is written down: a warning may be an error.
+        # Only when all is written: with ``-W error`` a warning raises.
         for bad in self._unjudged:
             self.ledger.warn(f"{bad.kind} {bad.error}", policies.first_of_its_kind(bad))
             if bad.action == "skipped":
@@ -305,7 +307,7 @@ class Account:
         if bad.index is None:
             key = (bad.worker_id, bad.batch, bad.position, bad.digest)
         if key in self._keys:
-            return  # the sampler gave it twice
+            return  # the sampler gave the index twice
         self._keys.add(key)
         self.bad.append(bad)
         is_new = key not in ledger.counted
@@ -320,9 +322,9 @@ class Account:
             self._unwritten.append(partial(ledger.write, bad))
 
     def end(self) -> None:
-        """The epoch is over: one line about it, if there is something to say.
+        """The epoch is over: give a summary if there were bad samples.
 
-        Or `TooManyBadSamples`, as often as it is asked, until the account is closed.
+        Raises `TooManyBadSamples` if they were too many, at every call until the account is closed.
         """
         if self.ended or not self.bad:
             return
@@ -339,7 +341,7 @@ class Account:
         ledger.say(policies.summary(self.bad, epoch=self.epoch, seen=self.seen, quarantine=path))
 
     def close(self) -> None:
-        """That there are too many has been said."""
+        """`TooManyBadSamples` has reached the user: do not raise it again."""
         self.ended = True
         self._unjudged.clear()
 
@@ -347,14 +349,14 @@ class Account:
 def _find(known: Mapping[Key, BadSample], index: Any) -> BadSample | None:
     key = key_of(index)
     bad = known.get(key)
-    if bad is None and not isinstance(key, (int, str)):  # an object that a file may know
+    if bad is None and not isinstance(key, (int, str)):  # an object that a file may describe
         bad = known.get(description_of(index))
         return None if bad is None else dataclasses.replace(bad, index=index)
     return bad
 
 
 def _as_drawn(bad: BadSample, keys: Sequence[Any] | None) -> BadSample:
-    """With the sampler's own object for an index: a worker has a copy, which may not be equal."""
+    """With the sampler's own object as index: a worker has a copy, which may not be equal."""
     if keys is None or bad.position is None or isinstance(key_of(bad.index), (int, str)):
         return bad
     return dataclasses.replace(bad, index=keys[bad.position])

@@ -1,7 +1,7 @@
-"""The odd one out: which sample of a batch is unlike the others, and in what.
+"""The outlier of a batch: which sample is unlike the others, and how it differs.
 
-A sample's shape is described by types, dtypes and sizes, as far as collation looks at them. Pure,
-and only asked after a collation has failed.
+A sample's form is described by types, dtypes and sizes, as far as collation looks at them. Pure
+functions, called only after a collation has failed, and by a scan.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def form(sample: Any, depth: int = _DEPTH) -> Form:
                 (number, form(sample[number], depth - 1))
                 for number in range(min(len(sample), _WIDTH))
             )
-        except Exception:  # a sequence of the user's that cannot be looked into
+        except Exception:  # a sequence of the user's that cannot be read
             return (kind,)
         return (kind, len(sample), places)
     return (kind,)
 
 
 def majority(forms: Sequence[Form]) -> Form | None:
-    """The form of more samples than any other has; None if two share the lead."""
+    """The most frequent form; None if two are equally frequent."""
     ranked = Counter(forms).most_common(2)
     if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
         return None
@@ -54,7 +54,7 @@ def majority(forms: Sequence[Form]) -> Form | None:
 
 
 def difference(odd: Form, usual: Form, path: str = "") -> str:
-    """In words: what this one has, and what the others had."""
+    """In words: what this sample has, and what the others had."""
     inside = len(odd) == len(usual) == 3 and odd[0] == usual[0] and odd[0] not in _LEAVES
     if inside and odd[1] == usual[1]:
         for (key, mine), (other_key, theirs) in zip(odd[2], usual[2], strict=True):

@@ -1,6 +1,6 @@
-"""What becomes of a bad sample: which failures may pass, how often to try, where to stop.
+"""What is done about a bad sample: which failures are temporary, how often to retry, when to stop.
 
-Pure: an error or a few numbers in, an answer out.
+Pure functions of an error or a few numbers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Given", "Limit", "OnBadSample", "Policy", "first_of_its_kind", "may_
 OnBadSample = Literal["raise", "skip", "replace"] | Callable[[BadSample], Any]
 
 WAITS: Final = (0.1, 0.4)  # seconds before the second and the third try
-ENOUGH: Final = 100  # samples before a fraction says anything, unless the epoch is shorter
-STREAK: Final = 1000  # bad ones in a row, without one good: the data is gone, not a sample
+ENOUGH: Final = 100  # samples before a fraction is judged, unless the epoch is shorter
+STREAK: Final = 1000  # bad samples in a row that mean that all the data is gone
 SHOWN: Final = 5
 
-# What a file is does not change by asking again.
+# Errors about the file itself, which a retry does not change.
 _LASTING = frozenset(
     getattr(errno, name)
     for name in (
@@ -32,7 +32,7 @@ _LASTING = frozenset(
     )
 )  # fmt: skip
 
-# Errors of libraries that need not be installed, and that are no ConnectionError of Python's.
+# By name, because the libraries need not be installed. Not subclasses of Python's ConnectionError.
 _PASSING_NAMES = frozenset(
     {
         "ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout", "ChunkedEncodingError",
@@ -44,7 +44,7 @@ _PASSING_CODES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same sample may be well another time: an I/O error that is not about the file."""
+    """Whether the same sample may load another time: an I/O error that is not about the file."""
     if isinstance(error, (TimeoutError, ConnectionError)):
         return True
     code = getattr(error, "code", None)
@@ -60,7 +60,7 @@ def may_pass(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A sample that the policy function gave, to be used instead."""
+    """A sample that the policy function returned, to be used instead."""
 
     sample: Any
 
@@ -72,14 +72,14 @@ Decision = Literal["raise", "skip", "replace"] | Given
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the user wants; it travels to the workers with the dataset."""
+    """The user's options for bad samples; sent to the workers with the dataset."""
 
     on_bad_sample: Any
     stall_timeout: float | None = None
 
     @property
     def replaces(self) -> bool:
-        """Whether stand-ins may be needed."""
+        """Whether replacements may be needed."""
         return bool(self.on_bad_sample != "skip")
 
     def decide(self, bad: BadSample) -> Decision:
@@ -94,15 +94,15 @@ class Policy:
         return Given(answer)
 
     def wrong_word(self, answer: str, index: Any) -> str:
-        """What a function is told that returned text where samples are none."""
+        """The error for a policy function that returned text where samples are not text."""
         who = "a bad element" if index is None else f"sample {index!r}"
         return (
-            f"on_bad_sample={self.on_bad_sample!r} returned {answer!r} for {who}, which is none of "
-            f"the words, and no sample either: the others are not text; {_RIGHT}"
+            f"on_bad_sample={self.on_bad_sample!r} returned {answer!r} for {who}. That is not a "
+            f"known action, and not a sample either, because the others are not text; {_RIGHT}"
         )
 
     def wait_before_retry(self, error: BaseException, tries: int) -> float | None:
-        """Seconds until it is worth trying again after `tries` failures; None if it never is."""
+        """Seconds to wait before a retry after `tries` failures; None for no retry."""
         if tries > len(WAITS) or not (may_pass(error) or isinstance(error, MemoryError)):
             return None
         wait = WAITS[tries - 1]
@@ -113,7 +113,7 @@ class Policy:
 class Limit:
     """``max_bad_samples``: a count, a fraction, or neither.
 
-    Even then data that is all bad is an error, unless everything is wanted (`math.inf`).
+    Even without a limit, data that is all bad is an error, except with `math.inf`.
     """
 
     count: int | None = None
@@ -121,7 +121,7 @@ class Limit:
     all_may_be_bad: bool = False
 
     def passed(self, *, bad: int, bad_now: int, seen: int, at_end: bool = False) -> str | None:
-        """In what way there are too many: `bad` in all, `bad_now` of the `seen` of this epoch."""
+        """Why there are too many, or None: `bad` in all, `bad_now` of `seen` in this epoch."""
         if self.count is not None and bad > self.count:
             return f"{bad} bad samples are more than max_bad_samples={self.count}"
         if self.fraction is None or not seen:
@@ -139,7 +139,7 @@ class Limit:
 
 
 def group_of(bad: BadSample) -> str:
-    """What counts as one and the same kind of trouble."""
+    """The cause under which bad samples are counted together."""
     words = {
         "killed": f"ended the worker ({bad.error})",
         "none": "None",
@@ -149,8 +149,8 @@ def group_of(bad: BadSample) -> str:
 
 
 def first_of_its_kind(bad: BadSample) -> str:
-    """One line for the first of its kind; the others of that kind come in the summary."""
-    return f"{bad}. Further ones like it are counted, not reported one by one."
+    """One line for the first of its kind; later ones of that kind are in the summary."""
+    return f"{bad}. Further bad samples of this kind are only counted, and summed up per epoch."
 
 
 def counted(bad: Iterable[BadSample]) -> str:
@@ -170,19 +170,19 @@ def summary(bad: Sequence[BadSample], *, epoch: int, seen: int, quarantine: str 
 
 
 def too_many(why: str, bad: Sequence[BadSample]) -> str:
-    """What the user reads when there are more bad samples than he allowed."""
+    """The message of `TooManyBadSamples`."""
     first = "\n".join(f"  {one.who()} {one.what()}" for one in bad[:SHOWN])
     more = f"\n  … and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     return (
         f"{why}.\nBy cause: {counted(bad)}.\nThe first of them:\n{first}{more}\n"
-        "What to do: if all have one cause (a mount that is gone, a path that is wrong), mend "
-        "that; loader.bad_samples has every one with its traceback. If the data is simply so, "
-        "allow more with max_bad_samples."
+        "What to do: if all have one cause (a missing mount, a wrong path), fix that; "
+        "loader.bad_samples lists every one with its traceback. If the data really has that many "
+        "bad samples, allow more with max_bad_samples."
     )
 
 
 UNEVEN: Final = (
-    'on_bad_sample="skip" makes batches smaller and drops those with nothing left, so '
-    "the ranks of this distributed run may get different numbers of batches and wait for each "
-    'other until a collective times out. on_bad_sample="replace" keeps sizes and numbers the same.'
+    'on_bad_sample="skip" makes batches smaller and drops those that become empty. So the ranks of '
+    "this distributed run may get different numbers of batches and wait for each other until a "
+    'collective times out. on_bad_sample="replace" keeps the sizes and the number of batches.'
 )

@@ -1,8 +1,9 @@
-"""How far a scan has come: a small file beside its list, from which it can go on.
+"""The progress of a scan: a small file beside its list, from which the scan can be continued.
 
-Batches end in any order, so what is done is a list of ranges. The file is replaced as a whole,
-never changed, so whatever kills the scan leaves the last one. It is saved after the bad samples of
-its ranges are in the list, so none is ever lost; what was done since is done again.
+Batches end in any order, so the part that is done is a list of ranges. The file is replaced as a
+whole, never changed in place: if the scan is killed, the last saved file remains. It is saved after
+the bad samples of its ranges are in the list, so none is ever lost. Samples that were loaded after
+the last save are loaded again.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ VERSION: Final = 1
 
 
 class ProgressError(ValueError):
-    """This is not the progress of the scan that is asked for."""
+    """The file is not the progress of this scan."""
 
 
 class Ranges:
     """Which positions are done."""
 
     def __init__(self, ranges: list[tuple[int, int]] | None = None) -> None:
-        self._ranges = ranges or []  # sorted, apart, from and up to
+        self._ranges = ranges or []  # sorted, disjoint, (start, stop)
 
     def add(self, start: int, stop: int) -> None:
         ranges = self._ranges
@@ -82,7 +83,7 @@ class Progress:
 
     @classmethod
     def load(cls, path: str, about: dict[str, Any]) -> Progress | None:
-        """What was saved; None if nothing was. Another scan's is a `ProgressError`."""
+        """What was saved; None if nothing was. Raises `ProgressError` for another scan's file."""
         try:
             with open(path, encoding="utf-8") as file:
                 fields = json.load(file)

@@ -1,16 +1,16 @@
 """The quarantine: a list of bad samples that outlives the run, as JSON lines.
 
 Several ranks, loaders and runs may share one file without knowing of each other. There is no lock
-that a killed process could leave behind: a record is one line, appended by one ``write`` to a file
-opened with ``O_APPEND`` and then synced, and nobody ever rewrites what is there. A process killed
-in the middle of a write can at worst leave a torn line; whoever writes next begins a new one. What
-cannot be read is reported with its line number and left where it is.
+that a killed process could leave behind. A record is one line, appended by one ``write`` to a file
+opened with ``O_APPEND`` and then synced. Existing lines are never rewritten. A process that is
+killed in the middle of a write can at worst leave a torn line; the next writer begins a new one.
+Lines that cannot be read are reported with their number and left where they are.
 
-An index means a sample only together with its dataset. So each line says which dataset it is
-about, by class and size (see `label`), and others' lines are passed over. Two folders of equal size
-read by one class would look the same. If the sample's name is a path, the line therefore also says
-which of the dataset's settings show in it (see `shown_in`): a list made with ``root="train"`` names
-``train/7.jpg``, and is not for a dataset whose root is another.
+An index identifies a sample only together with its dataset. So each line says which dataset it is
+about, by class and size (see `label`), and lines of other datasets are ignored. Two folders of
+equal size read by one class would look the same. If the sample's name is a path, the line therefore
+also lists the settings of the dataset that occur in the path (see `shown_in`): a list made with
+``root="train"`` names ``train/7.jpg``, and does not apply to a dataset with another root.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was new in the file."""
+    """What was added to the file since it was last read."""
 
     records: list[BadSample]
     damaged: list[str]  # in words, with line numbers
 
 
 class Quarantine:
-    """One file, read bit by bit and only ever added to."""
+    """One file, read incrementally and only ever appended to."""
 
     def __init__(self, path: str, dataset: str, settings: Collection[str] = ()) -> None:
         self.path = path
@@ -56,16 +56,16 @@ class Quarantine:
         return cls(path, label(dataset), settings_of(dataset))
 
     def read(self) -> Found:
-        """Whatever has been added since the last time, by whomever."""
+        """All lines added since the last call, by any process."""
         try:
             with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read_to:  # somebody has cut it short
+                if os.fstat(file.fileno()).st_size < self._read_to:  # it was truncated
                     self._read_to = self._lines = 0
                 file.seek(self._read_to)
                 new = file.read()
         except FileNotFoundError:
             return Found([], [])
-        # A last line without its end may still be on its way; it is read when the next one is.
+        # A last line without its end may still be being written; it is read with the next one.
         whole = new[: new.rfind(b"\n") + 1]
         rest = new[len(whole) :]
         if rest and not whole and self._read_to == 0:
@@ -90,7 +90,7 @@ class Quarantine:
             found.records.append(record)
 
     def append(self, *bad: BadSample) -> None:
-        """Add records and see that they are on the disk. Raises OSError if they cannot be."""
+        """Add records and sync them to the disk. Raises OSError if that fails."""
         about = {"holdfast": VERSION, "dataset": self.dataset}
         records = b""
         for one in bad:
@@ -101,14 +101,14 @@ class Quarantine:
 
 
 def label(dataset: Any) -> str:
-    """Which dataset an index belongs to, as far as can be told from outside.
+    """A text that identifies the dataset, as far as its class and size can.
 
-    A dataset that names its samples is checked by those names, sample by sample, and may grow.
+    Without the size if the dataset names its samples: they are compared by name, so it may grow.
     """
     kind = f"{_module_of(type(dataset))}.{type(dataset).__qualname__}"
     indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
     if inner is not None and indices is not None:  # torch's Subset: the same class for every split
-        keys = [key_of(index) for index in indices]  # 3 is 3, whoever's integer it is
+        keys = [key_of(index) for index in indices]  # equal for int, NumPy and torch integers
         chosen = hashlib.sha256(repr(keys).encode()).hexdigest()[:8]
         return f"{kind}({label(inner)}, {chosen})"
     if callable(getattr(dataset, "sample_name", None)):
@@ -120,7 +120,7 @@ def label(dataset: Any) -> str:
 
 
 def settings_of(dataset: Any) -> frozenset[str]:
-    """The text and paths among a dataset's attributes: its root, its split."""
+    """The strings and paths among a dataset's attributes, such as its root and its split."""
     inner = getattr(dataset, "dataset", None)
     if inner is not None and hasattr(dataset, "indices"):
         return settings_of(inner)
@@ -130,7 +130,7 @@ def settings_of(dataset: Any) -> frozenset[str]:
 
 
 def shown_in(name: str | None, settings: Collection[str]) -> list[str]:
-    """Which settings are part of a path, as whole folders."""
+    """Which settings occur in a path, as whole folders."""
     if name is None:
         return []
     path = f"{os.sep}{name}{os.sep}"
@@ -138,9 +138,10 @@ def shown_in(name: str | None, settings: Collection[str]) -> list[str]:
 
 
 def _module_of(kind: type) -> str:
-    """Its module, by the name under which others import it.
+    """Its module, by the name under which other programs import it.
 
-    A script calls itself ``__main__``; to `holdfast scan`, which imports it, it is ``train``.
+    A class in a script belongs to ``__main__``; for `holdfast scan`, which imports the script, its
+    module is ``train``.
     """
     if kind.__module__ != "__main__":
         return kind.__module__

@@ -1,8 +1,8 @@
 """One bad sample: what it is called, what it did, and what was done about it.
 
-The same record is handed to a policy function, kept in ``loader.bad_samples`` and written to the
-quarantine. As JSON it holds text, numbers and lists only, so a file from somebody else can be read
-without a thought.
+The same record is passed to a policy function, kept in ``loader.bad_samples`` and written to the
+quarantine. As JSON it holds only text, numbers and lists, so it is safe to read a file from someone
+else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_TRACEBACK: Final = 6000
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that could not be used. ``print`` tells it in one line."""
+    """A sample that could not be used. ``print`` shows it in one line."""
 
     index: Any
     """As the sampler gave it; None for an ``IterableDataset``."""
@@ -59,15 +59,16 @@ class BadSample:
     """How many epochs of its loader came before."""
     traceback: str = ""
     digest: str = ""
-    """Of the traceback: equal for equal places in the code, whatever the message."""
+    """A hash of the traceback: equal for equal places in the code, whatever the message."""
     attempts: int = 1
     time: float = 0.0
     """When it was found, in seconds since 1970."""
     action: str = ""
     """``skipped``, ``replaced``, ``raised`` or ``given`` (by the policy function)."""
     verdict: str = "bad"
-    """``bad``; or one of two that are tried again another time: ``transient``, an error that may
-    pass, and ``odd``, unlike the others of a batch, who may have been the wrong ones."""
+    """``bad``, ``transient`` or ``odd``. A ``transient`` error may be temporary. An ``odd`` sample
+    is unlike the others of its batch, but the others may be the wrong ones. Both are tried again
+    another time."""
 
     def __str__(self) -> str:
         done = f"; {self.action}" if self.action else ""
@@ -104,7 +105,7 @@ class BadSample:
 
     @classmethod
     def from_json(cls, fields: Any) -> BadSample:
-        """The record; a ValueError says what is wrong with it. What we do not know is ignored."""
+        """The record; a ValueError says what is wrong with it. Unknown fields are ignored."""
         if not isinstance(fields, dict):
             raise ValueError(f"it is a {type(fields).__name__} and not an object")
         for required in ("index", "kind"):
@@ -150,10 +151,11 @@ Key = Hashable
 
 
 def key_of(index: Any) -> Key:
-    """What tells samples apart in this run: equal for equal indices.
+    """A hashable key that identifies a sample in this run: equal for equal indices.
 
-    Numbers, text, bytes and lists and tuples of them are what they are, here and in a file; of
-    these the key is a number or text. An object is equal to what it says it is equal to.
+    Numbers, text, bytes and lists and tuples of them have a number or text as key, the same in
+    every run and in a file. Other objects are compared by their own ``__eq__`` if they are
+    hashable.
     """
     if type(index) is int:
         return index
@@ -172,12 +174,12 @@ def key_of(index: Any) -> Key:
 
 
 def description_of(index: Any) -> int | str | None:
-    """What a file calls a sample; None for an object that its ``repr`` does not identify."""
+    """The key of a sample in a file; None for an object that its ``repr`` does not identify."""
     return index if type(index) is int else _written(index) if _is_told(index) else None
 
 
 class _Same:
-    """An object that can only be compared by being the same."""
+    """An object that can only be compared by identity."""
 
     def __init__(self, it: Any) -> None:
         self._it = it  # kept alive, or another could take its address
@@ -228,7 +230,7 @@ def _written(index: Any) -> int | str:
 
 
 def _encoded(index: Any) -> Any:
-    """An index as JSON. Tuples, bytes and foreign objects keep what they are in a small object."""
+    """An index as JSON. Tuples, bytes and other objects become an object that names the type."""
     if index is None or isinstance(index, (bool, str, int, float)):
         return index
     if isinstance(index, bytes):
@@ -241,7 +243,7 @@ def _encoded(index: Any) -> Any:
         return _encoded(index.item())
     if _is_told(index):
         return {"repr": repr(index)}
-    return {"object": _ADDRESS.sub("", repr(index))}  # for people to read
+    return {"object": _ADDRESS.sub("", repr(index))}  # only for human readers
 
 
 def _decoded(encoded: Any) -> Any:
@@ -282,19 +284,19 @@ def error_name(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as another:  # an error whose own text fails is still an error to report
-        text = f"(its text cannot be had: {type(another).__name__})"
+    except Exception as another:  # an error whose own __str__ fails is still reported
+        text = f"(its message is not available: str() of it raised {type(another).__name__})"
     return text[:LONGEST_MESSAGE]
 
 
 def traceback_text(error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback; of a long one the end, where the cause is."""
+    """The traceback; only the end, where the cause is, if it is long."""
     text = "".join(tracebacks.format_exception(type(error), error, trace))
     return text if len(text) <= LONGEST_TRACEBACK else f"…{text[-LONGEST_TRACEBACK:]}"
 
 
 def digest_of(error: BaseException, trace: TracebackType | None) -> str:
-    """Short, and equal for errors of one type from one place."""
+    """A short hash, equal for errors of one type from one place."""
     frames = tracebacks.extract_tb(trace, limit=-30)
     places = [f"{os.path.basename(f.filename)}:{f.lineno}:{f.name}" for f in frames]
     return hashlib.sha256("\n".join([error_name(error), *places]).encode()).hexdigest()[:12]
@@ -314,14 +316,14 @@ _PATH = re.compile(
 
 
 def name_of(dataset: Any, index: Any, error: BaseException | None = None) -> str | None:
-    """What the dataset calls the sample, or the path that its error names."""
+    """The dataset's name for the sample, or the path that the error names."""
     sample_name: Callable[[Any], Any] | None
     try:
         base, inner = dataset, index
         while not callable(sample_name := getattr(base, "sample_name", None)):
             base, inner = base.dataset, base.indices[inner]  # through torch's Subset
         return str(sample_name(inner))
-    except Exception:  # it has no names, or none for this sample: the error may have one
+    except Exception:  # the dataset has no names, or none for this sample
         pass
     if error is None:
         return None

@@ -1,16 +1,16 @@
 """Loading every sample of a dataset once, to find the bad ones before training does.
 
-It is a loader like any other, so whatever samples do is survived and judged in the same way. What
-differs is what travels: the dataset is wrapped so that a worker keeps a few numbers of each sample,
-the collate function adds them up, and the main process gets one small tally for thousands of
-samples. A bad sample stands in its place as its own record; so a batch always arrives whole, and
-what has arrived is done.
+A scan uses an ordinary loader, so it survives and judges whatever samples do in the same way. Only
+the batches differ. The dataset is wrapped so that a worker keeps a few numbers of each sample. The
+collate function adds them up, and the main process gets one small tally for thousands of samples. A
+bad sample is replaced by its own record, so a batch always arrives whole, and all samples of a
+batch that has arrived are done.
 
 Batches grow until one takes about half a second: large enough that a million cheap samples are a
-few hundred messages, small enough that a sample that ends its worker costs little to go back for.
-They may arrive in any order: a sample that hangs makes nobody wait but those behind it.
+few hundred messages, small enough that little is repeated when a sample ends its worker. They may
+arrive in any order: a sample that hangs delays only the samples behind it in the same worker.
 
-This is the one module of this folder that stands above the loader.
+This is the only module of this folder that imports the loader.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Harvest", "Settings", "scan"]
 FIRST_BATCH: Final = 16
 LARGEST_BATCH: Final = 4096
 BATCH_SECONDS: Final = 0.5
-BAD_IN_A_ROUND: Final = 10_000  # a loader keeps every record; after so many there is a new one
+BAD_IN_A_ROUND: Final = 10_000  # a loader keeps every record; after this many it is replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Settings:
 
 
 class Harvest(NamedTuple):
-    """What a batch has given: positions from `start` to `stop` are done."""
+    """The result of a batch: positions from `start` to `stop` are done."""
 
     start: int
     stop: int
@@ -73,7 +73,7 @@ class _Examined:
     def sample_name(self, index: int) -> str:
         name = name_of(self.dataset, index)
         if name is None:
-            raise LookupError("it has no names")  # then the error may have one
+            raise LookupError("it has no names")  # the caller then looks at the error
         return name
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class _Examined:
         return Reading(index, seconds, weigh(sample), form(sample))
 
     def _loaded_twice(self, index: int) -> Reading | None:
-        """A second time from the same random state: what differs then was not drawn from it."""
+        """Load it a second time from the same random state: a difference then has another cause."""
         if self._state is None:
             self._state = Randomness(lambda: [("dataset", self.dataset)])
         state = self._state
@@ -120,7 +120,7 @@ def _equal(one: Snapshot, other: Snapshot) -> bool:
 
 
 class _Faulty(NamedTuple):
-    """In the place of a bad sample."""
+    """Takes the place of a bad sample in its batch."""
 
     bad: BadSample
 
@@ -130,7 +130,7 @@ def _in_its_place(bad: BadSample) -> _Faulty:
 
 
 class _Sum(NamedTuple):
-    first: int  # index of the batch's first sample: which batch it was
+    first: int  # index of the batch's first sample, which identifies the batch
     seconds: float
     tally: Tally
     bad: list[BadSample]
@@ -146,7 +146,7 @@ def _add_up(batch: list[Reading | _Faulty]) -> _Sum:
 
 
 def _silence(worker_id: int) -> None:
-    """What decoders print about a million files is not what anybody wants to read here."""
+    """Discard the output of workers: decoders may print a line for each of a million files."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -170,7 +170,7 @@ class _Pace:
 
 
 class _Round:
-    """A batch sampler for what is left, until it is done or there are too many bad ones."""
+    """A batch sampler for the samples left, until all are done or `BAD_IN_A_ROUND` were bad."""
 
     def __init__(self, indices: Sequence[int], gaps: list[tuple[int, int]], pace: _Pace) -> None:
         self.indices = indices
@@ -203,9 +203,9 @@ class _Round:
 def scan(
     dataset: Any, indices: Sequence[int], done: Ranges, settings: Settings
 ) -> Iterator[Harvest]:
-    """Load what is not `done` of `indices`, each of which is there once.
+    """Load those of `indices`, which are distinct, that are not `done`.
 
-    `done` is for the caller to add to, before he asks for the next harvest.
+    The caller adds each harvest to `done` before it asks for the next one.
     """
     examined = _Examined(dataset, settings.twice)
     pace = _Pace()
@@ -229,7 +229,7 @@ def scan(
                 for found in loader:
                     yield now.take_in(found)
         except WorkerLost:
-            # Samples that end workers only together. Fewer at a time may get through.
+            # Some samples end workers only together. Smaller batches may succeed.
             if pace.largest == 1 and not now.delivered:
                 raise
             pace.slow_down()

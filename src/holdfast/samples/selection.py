@@ -1,4 +1,4 @@
-"""Which samples to scan: all, a random part, or those that a list names."""
+"""Which samples to scan: all, a random part, or those of a list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Listed", "part"]
 
 
 def part(size: int, sample: int | None, seed: int) -> Sequence[int]:
-    """`sample` of `size` indices, in order; all of them if it is None or there are no more."""
+    """`sample` of `size` indices, in order; all if `sample` is None or not less than `size`."""
     if sample is None or sample >= size:
         return range(size)
     return sorted(random.Random(seed).sample(range(size), sample))
@@ -24,7 +24,7 @@ def part(size: int, sample: int | None, seed: int) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a list of bad samples means for a dataset as it is now."""
+    """The samples of a list of bad samples, looked up in the dataset as it is now."""
 
     indices: list[int]
     gone: tuple[BadSample, ...]  # not in the dataset any more
@@ -51,7 +51,7 @@ class Listed:
 
 
 def _is_there(bad: BadSample, dataset: Any) -> bool:
-    """Whether its index still means that sample, as far as names tell."""
+    """Whether its index still means the same sample, as far as names show."""
     if type(bad.index) is not int or not 0 <= bad.index < len(dataset):
         return False
     name = name_of(dataset, bad.index)

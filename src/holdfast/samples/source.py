@@ -22,7 +22,7 @@ __all__ = ["Found", "SourceError", "any_dataset", "arguments", "dataset", "named
 
 
 class SourceError(ValueError):
-    """What was named is not there, or is not what it should be."""
+    """The named object does not exist, or is not a dataset."""
 
 
 def arguments(given: Sequence[str]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def arguments(given: Sequence[str]) -> dict[str, Any]:
     for one in given:
         key, equals, text = one.partition("=")
         if not equals or not key.isidentifier():
-            raise SourceError(f"--arg {one!r} is no key=value, such as --arg root=/data/train")
+            raise SourceError(f"--arg {one!r} is not key=value, such as --arg root=/data/train")
         if key in found:
             raise SourceError(f"--arg {key}= is given twice")
         try:
@@ -68,10 +68,10 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and misses another
+            raise  # the module exists, but imports one that does not
         raise SourceError(
-            f"there is no module {error.name!r} here ({os.getcwd()}) or among what is installed; "
-            "a file is named by its path, such as path/to/file.py:name"
+            f"there is no module {error.name!r} in {os.getcwd()} or among the installed packages; "
+            "name a file by its path, such as path/to/file.py:name"
         ) from None
 
 
@@ -91,7 +91,7 @@ def _from_file(where: str) -> ModuleType:
     sys.path.insert(0, str(path.parent))  # as `python file.py` does
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise SourceError(f"{where} is no Python file")
+        raise SourceError(f"{where} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -102,18 +102,18 @@ def _from_file(where: str) -> ModuleType:
 
 
 def dataset(spec: str, given: Mapping[str, Any]) -> Any:
-    """The dataset that a spec names: an object, or what a class or a function makes."""
+    """The dataset that a spec names: an object, or the result of a class or a function."""
     found = named(spec)
     is_object = not isinstance(found, type) and hasattr(found, "__getitem__")
     if is_object and given:
         raise SourceError(
-            f"{spec} is a dataset already, so --arg {next(iter(given))}= has nobody to go to; name "
-            "its class or a function that makes it"
+            f"{spec} is a dataset already, so --arg {next(iter(given))}= cannot be passed to "
+            "anything; name its class or a function that makes it"
         )
     if not is_object:
         if not callable(found):
             raise SourceError(
-                f"{spec} is of type {type(found).__name__}: no dataset, class or function"
+                f"{spec} is of type {type(found).__name__}: not a dataset, class or function"
             )
         found = found(**given)
     _check(spec, found)
@@ -124,13 +124,13 @@ def _check(spec: str, found: Any) -> None:
     kind = type(found).__name__
     if isinstance(found, IterableDataset):
         raise SourceError(
-            f"{spec} gives an IterableDataset ({kind}), whose elements have no "
-            'index to name them by. Run it through DataLoader(..., on_bad_sample="skip", '
-            'quarantine="bad.jsonl") instead, which lists the bad ones'
+            f"{spec} is an IterableDataset ({kind}), whose elements have no index to "
+            'name them by. Run it through DataLoader(..., on_bad_sample="skip", '
+            'quarantine="bad.jsonl") instead, which lists the bad elements'
         )
     for needed in ("__getitem__", "__len__"):
         if not hasattr(found, needed):
-            raise SourceError(f"{spec} gives a thing ({kind}) without {needed}: it is no dataset")
+            raise SourceError(f"{spec} ({kind}) has no {needed}, so it is not a dataset")
     if not len(found):
         raise SourceError(f"{spec} is empty: its length is 0")
 
@@ -147,13 +147,14 @@ _SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "collate_fn")
 
 
 def any_dataset(spec: str, given: Mapping[str, Any]) -> Found:
-    """The dataset, of either kind, that a spec names: itself, its loader, or what makes it."""
+    """The dataset, map-style or iterable, that a spec names: directly, by its loader, or by a
+    class or function that makes either."""
     found = named(spec)
     is_made = isinstance(found, DataLoader) or _is_dataset(found)
     if is_made and given:
         raise SourceError(
-            f"{spec} is made already, so --arg {next(iter(given))}= has nobody to go to; name its "
-            "class or a function that makes it"
+            f"{spec} is an object already, so --arg {next(iter(given))}= cannot be passed to "
+            "anything; name its class or a function that makes it"
         )
     if not is_made and callable(found):
         found = _made(spec, found, given)
@@ -182,11 +183,11 @@ def _made(spec: str, make: Any, given: Mapping[str, Any]) -> Any:
         inspect.signature(make).bind(**given)
     except TypeError as error:
         raise SourceError(
-            f"{spec}{inspect.signature(make)} cannot be called with what was given: {error}. "
-            "Arguments are given as --arg name=value"
+            f"{spec}{inspect.signature(make)} cannot be called with these arguments: {error}. "
+            "Give arguments as --arg name=value"
         ) from None
     except ValueError:
-        pass  # written in C: its signature cannot be asked for
+        pass  # written in C, without a signature to check
     return make(**given)
 
 

@@ -1,8 +1,8 @@
-"""Which sample stands in for a bad one: chosen by seed, among those the sampler has given.
+"""Which sample replaces a bad one: chosen by seed, among those the sampler has given.
 
-Never from ``range(len(dataset))``: what a sampler holds back (another split, another rank's part)
-must not leak in, and an index need not be a number. The choice depends on the seed, the epoch, the
-batch and the position and on nothing else, so that it is the same in every run and whatever dies.
+Never from ``range(len(dataset))``: samples that the sampler leaves out (another split, another
+rank's part) must not leak in, and an index need not be a number. The choice depends only on the
+seed, the epoch, the batch and the position, so it is the same in every run, whichever workers die.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Brief(NamedTuple):
     known: dict[int, BadSample]  # by code: not to be tried again
     candidates: tuple[tuple[int, Any], ...] = ()  # number and index, those known to be bad left out
     seed: int = 0
-    avoid: tuple[Any, ...] = ()  # indices that must not stand in, found bad since
+    avoid: tuple[Any, ...] = ()  # indices found bad since, which must not be used
     apart: bool = False  # load sample by sample, even if the dataset takes many at once
 
 
@@ -35,7 +35,8 @@ NOTHING: Final = Brief({})
 
 
 def code(position: int, number: int | None = None) -> int:
-    """What the black box and the machine call a sample: its position, or a candidate for it."""
+    """The number of a sample in the black box and the machine: its position, and which candidate
+    for that position it is, if any."""
     return position if number is None else position | (number + 1) << _SHIFT
 
 
@@ -44,18 +45,18 @@ def position_of(code: int | None) -> int | None:
 
 
 def number_of(code: int) -> int | None:
-    """Which candidate it was; None for the sample itself."""
+    """Which candidate it is; None for the sample itself."""
     number = code >> _SHIFT
     return number - 1 if number else None
 
 
 def sample_of(keys: Sequence[Any], brief: Brief | None, code: int | None) -> Any:
-    """The sampler's name for what `code` means in a batch, if it has one."""
+    """The sampler's index for the sample `code` of a batch, if it has one."""
     if code is None:
         return None
     number = number_of(code)
     if number is not None:
-        return dict(everybody(brief or NOTHING, keys)).get(number)
+        return dict(_all_candidates(brief or NOTHING, keys)).get(number)
     return keys[code] if code < len(keys) else None
 
 
@@ -83,18 +84,18 @@ class Drawn:
         return random.Random(seed).sample(self._ring, min(CANDIDATES, len(self._ring)))
 
 
-def everybody(brief: Brief, keys: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """All who may stand in, with their numbers: the candidates, then the others of the batch."""
+def _all_candidates(brief: Brief, keys: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """All replacements, with their numbers: the brief's candidates, then the batch's samples."""
     yield from brief.candidates
     yield from enumerate(keys, CANDIDATES)
 
 
 def order(brief: Brief, index: Sequence[Any], position: int) -> list[tuple[int, Any]]:
-    """Who stands in at `position`, first choice first. Not the sample itself."""
+    """The replacements for `position`, first choice first. Never the sample itself."""
     itself = key_of(index[position])
     dice = random.Random(seed_for(brief.seed, position))
     chosen = [one for one in brief.candidates if key_of(one[1]) != itself]
-    # By their numbers, and not by their places in the list: those left out must not matter.
+    # By number, not by place in the list: candidates that were left out must not matter.
     first = {number: dice.random() for number in range(CANDIDATES)}
     chosen.sort(key=lambda one: first[one[0]])
     others = [one for one in enumerate(index, CANDIDATES) if key_of(one[1]) != itself]

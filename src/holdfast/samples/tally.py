@@ -1,8 +1,9 @@
 """The statistics of a scan: made of a batch in the worker, added up in the main process.
 
 Nothing here grows with the number of samples. Quantiles come from histograms whose bins are 2 %
-wide, so they are right to 1 %; of the slowest, the largest and the odd ones the first few are kept
-by index. As JSON a tally is text, numbers and lists, and can be read back to go on with.
+wide, so they are accurate to 1 %. Only the indices of the slowest and largest samples, and the
+first few odd ones of each kind, are kept. As JSON a tally is text, numbers and lists, and can be
+read back to continue a scan.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ SHOWN: Final = 10  # slowest, largest
 EXAMPLES: Final = 5
 MOST_FORMS: Final = 300
 MOST_CAUSES: Final = 300
-CHANNELS: Final = 4  # a side no longer than this is no size but a meaning
+CHANNELS: Final = 4  # a side no longer than this is a number of channels, not a size
 _STEP: Final = math.log(1.02)
 _NOTHING: Final = -(10**6)  # the bin of zero
 
 
 class Reading(NamedTuple):
-    """What is left of a good sample."""
+    """What is kept of a good sample."""
 
     key: int  # its index
     seconds: float
     nbytes: int
     form: Form
-    drew: bool | None = None  # random numbers; None if nobody looked
-    same: bool | None = None  # when loaded twice; None if nobody looked or it cannot be told
+    drew: bool | None = None  # random numbers; None if not checked
+    same: bool | None = None  # when loaded twice; None if not checked or not comparable
 
 
 @dataclass
 class Spread:
-    """How a quantity is spread over the samples."""
+    """The distribution of a quantity over the samples."""
 
     bins: Counter[int] = field(default_factory=Counter)
     top: list[tuple[float, int]] = field(default_factory=list)  # value and index, largest first
@@ -80,7 +81,7 @@ class Spread:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the largest are no larger than most."""
+        """Whether the largest values are no larger than most."""
         return all(value == self.most for value, _ in self.top) and self.quantile(0.5) > (
             0.97 * self.most
         )
@@ -99,13 +100,13 @@ class Spread:
 
 
 def _largest(pairs: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Of equals, the first."""
+    """The `SHOWN` largest; the lower index first if values are equal."""
     return heapq.nsmallest(SHOWN, pairs, key=lambda pair: (-pair[0], pair[1]))
 
 
 @dataclass
 class Examples:
-    """How many, and the first few by index."""
+    """How many samples, and the first few indices."""
 
     count: int = 0
     first: list[int] = field(default_factory=list)
@@ -125,7 +126,7 @@ class Examples:
 
 
 class Odd(NamedTuple):
-    """Samples that differ from the usual in the same way."""
+    """Samples that differ from the usual form in the same way."""
 
     how: str
     examples: Examples
@@ -133,10 +134,10 @@ class Odd(NamedTuple):
 
 @dataclass
 class Forms:
-    """Which types, shapes and dtypes there are, as far as they can be kept apart."""
+    """Which types, shapes and dtypes occur, up to `MOST_FORMS` of them."""
 
     by_form: dict[Form, Examples] = field(default_factory=dict)
-    beyond: Examples = field(default_factory=Examples)  # of forms that found no room
+    beyond: Examples = field(default_factory=Examples)  # samples of all further forms
 
     def note(self, form: Form, index: int) -> None:
         self._examples(form).note(index)
@@ -161,7 +162,7 @@ class Forms:
         return form if form is not None and 2 * self.by_form[form].count >= total else None
 
     def odd(self) -> list[Odd]:
-        """Those that are not as usual, most frequent first; none if nothing is usual."""
+        """Samples of unusual forms, most frequent first; empty if no form is usual."""
         usual = self.usual()
         if usual is None:
             return []
@@ -172,7 +173,7 @@ class Forms:
         ]
         others.sort(key=lambda one: -one.examples.count)
         if self.beyond.count:
-            others.append(Odd("it is unlike all of these", self.beyond))
+            others.append(Odd("it differs in yet other ways", self.beyond))
         return others
 
     def to_json(self) -> dict[str, Any]:
@@ -236,7 +237,7 @@ class Causes:
 
 @dataclass
 class Tally:
-    """All that is known of the samples seen so far."""
+    """The statistics of all samples seen so far."""
 
     good: int = 0
     bad: int = 0
@@ -251,7 +252,7 @@ class Tally:
 
     @classmethod
     def of(cls, readings: Iterable[Reading]) -> Tally:
-        """Of the good samples of one batch."""
+        """The tally of the good samples of one batch."""
         found = list(readings)
         indices = [one.key for one in found]
         tally = cls(
@@ -277,7 +278,7 @@ class Tally:
         return tally
 
     def add(self, other: Tally, bad: Iterable[BadSample]) -> None:
-        """Add a batch's good ones, and its bad ones."""
+        """Add a batch: the tally of its good samples, and its bad samples."""
         self.good += other.good
         for name in _PARTS:
             getattr(self, name).add(getattr(other, name))
@@ -290,7 +291,7 @@ class Tally:
         return self.good + self.bad
 
     def odd(self) -> list[Odd]:
-        """By full form; where sizes vary by nature, by all but the sizes."""
+        """Odd samples by full form; by form without sizes if no full form is usual."""
         return self.forms.odd() if self.forms.usual() is not None else self.rough_forms.odd()
 
     def to_json(self) -> dict[str, Any]:
