@@ -68,9 +68,9 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("only the machine's counter could be read", killed(kills=Kills(None, None, 0)), "killed-from-outside", "medium"),
     ("only the group could be read", killed(kills=Kills(0, None, None)), "killed-from-outside", "medium"),
     ("nothing could be read", killed(), "killed-unexplained", "medium"),
-    ("nobody knows its status", Evidence(disappeared=True, kills=STILL), "killed-unexplained", "low"),
-    ("the nursery was killed", Evidence(disappeared=True, nursery_end="was killed (SIGKILL)"), "killed-unexplained", "low"),
-    ("the nursery raised", Evidence(disappeared=True, nursery_end="was killed (SIGKILL)", nursery_error="Traceback …\nOSError: 1"), "nursery-failed", "high"),
+    ("its status is not known", Evidence(disappeared=True, kills=STILL), "killed-unexplained", "low"),
+    ("the nursery was killed", Evidence(disappeared=True, nursery_end="was killed by SIGKILL"), "killed-unexplained", "low"),
+    ("the nursery raised", Evidence(disappeared=True, nursery_end="was killed by SIGKILL", nursery_error="Traceback …\nOSError: 1"), "nursery-failed", "high"),
     ("the nursery exited", Evidence(disappeared=True, nursery_end="exited by itself with code 1"), "nursery-failed", "high"),
     # -- SIGBUS
     ("full /dev/shm", died("SIGBUS", shm=FULL), "shm-exhausted", "high"),
@@ -332,7 +332,7 @@ def test_what_became_of_the_process_that_starts_workers_is_said_as_it_was() -> N
     assert "crashed with a segmentation fault" in because(
         nursery_end="crashed with a segmentation fault (SIGSEGV)"
     )
-    assert "is gone, and they went with it" in because()
+    assert "is gone, and the workers ended with it" in because()
     assert "killed" not in because() + because(nursery_end="exited by itself with code 1")
 
 
