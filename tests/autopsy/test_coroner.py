@@ -1,4 +1,4 @@
-"""The coroner: counters against what they were, one kill among several deaths, last words."""
+"""The coroner: counters compared with earlier ones, one kill among several deaths, last messages."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_kill_explains_one_death(tree: Tree) -> None:
     assert killed(made, 1).verdict.cause == "killed-from-outside"
 
 
-def test_one_kill_and_two_dead_at_once_is_nobodys_with_certainty(tree: Tree) -> None:
+def test_one_kill_and_two_dead_at_once_is_certain_for_neither(tree: Tree) -> None:
     made = bear(tree)
     counters(tree, 1)
     reaped(tree, 7, 8)
@@ -356,7 +356,7 @@ def test_an_examination_that_fails_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object, **options: object) -> None:
-        raise ValueError("nobody thought of this")
+        raise ValueError("not expected")
 
     monkeypatch.setattr(Coroner, "examine", fail)
     loader = DataLoader(range(40), num_workers=1)  # type: ignore[arg-type]

@@ -289,7 +289,7 @@ _counts = st.sampled_from([None, 0, 1, 2])
     line=st.sampled_from([(), (NAMED,)]),
     exitcode=st.sampled_from([None, 0, 1, -9]),
 )
-def test_nobody_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
+def test_no_death_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
     signal: str | None, ours: bool, group: int | None, machine: int | None, deaths: int, shm: Fill | None,
     stack: str, line: tuple[str, ...], exitcode: int | None,
 ) -> None:  # fmt: skip

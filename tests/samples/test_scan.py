@@ -378,7 +378,10 @@ def test_sizes_that_vary_by_nature_do_not_hide_the_odd_one() -> None:
         (("tests.samples.scanned:counted", "--arg", "a"), "no key=value"),
         (("tests.samples.scanned:counted", "--arg", "zzz=1"), "unexpected keyword argument 'zzz'"),
         (("tests.samples.scanned:ready", "--resume"), "--resume needs --out"),
-        (("tests.samples.scanned:ready", "--retry", "x", "--sample", "3"), "cannot be combined with"),
+        (
+            ("tests.samples.scanned:ready", "--retry", "x", "--sample", "3"),
+            "cannot be combined with",
+        ),
         (("tests.samples.scanned:ready", "--retry", "no-such"), "there is no such file"),
         (("tests.samples.scanned:ready", "--out", "no/such/bad.jsonl"), "there is no folder"),
         (("--files", "."), "need each other"),

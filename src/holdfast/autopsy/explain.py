@@ -128,10 +128,10 @@ def _ask_kernel(verdict: Verdict, pids: Sequence[int], scene: Scene) -> Verdict:
         verdict = replace(verdict, because=(*verdict.because, also))
     count = scene.group_kills or scene.machine_kills
     if count:
-        where = "this control group" if scene.group_kills else "this machine"
+        where = "in this control group" if scene.group_kills else "on this machine"
         also = (
-            f"the kernel has killed {count} for memory in {where} so far; its counter does not say "
-            "whether this worker was one of them"
+            f"kills for memory that the kernel has counted {where}: {count}; whether this worker "
+            "was one of them is not known"
         )
         return replace(verdict, because=(*verdict.because, also))
     if scene.group_kills == 0 and scene.machine_kills == 0:

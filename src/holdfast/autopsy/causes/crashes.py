@@ -203,7 +203,7 @@ CAUSES = (
     ),
     Cause(
         slug="killed-unexplained",
-        title="was killed by SIGKILL; the sender could not be found out",
+        title="was killed by SIGKILL; the sender is not known",
         meaning=(
             "SIGKILL comes from the kernel when memory is short, or from a process that may send it. "
             "Memory is the usual reason, but without a counter or a line in the kernel log that is a "
