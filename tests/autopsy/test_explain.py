@@ -121,7 +121,7 @@ def test_the_scene_helps(text: str, where: Scene, cause: str, confidence: str) -
 
 def test_a_counter_alone_does_not_make_it_memory() -> None:
     said = " ".join(explain(KILLED, scene(group=3)).verdicts[0].because)
-    assert "3 for memory in this control group" in said
+    assert "kills for memory that the kernel has counted in this control group: 3;" in said
     assert "not memory" in " ".join(explain(KILLED, scene(group=0, machine=0)).verdicts[0].because)
 
 
