@@ -113,7 +113,7 @@ class AsideTracer(Tracer):
         added = traced.processor - max(one.processor for one in self._plain)
         frames = leaks.FRAMES
         if added > 0:
-            # In long functions a further frame costs as much as the first: its line is looked up.
+            # In a long function a further frame costs as much as the first: its line is looked up.
             frames = min(frames, math.floor(time_left / added))
         self._stop()
         if frames < 1:
