@@ -41,7 +41,7 @@ __all__ = ["AsideTracer", "LookFailed", "TooSlow"]
 
 LONGEST: Final = 60.0  # seconds a look may take
 SHORTEST_WAIT = 0.05  # seconds for which even one with quick batches waits for looks when it goes
-MOMENT: Final = 0.005  # seconds that tracing may add to even the quickest batch
+MOMENT: Final = 0.02  # seconds that tracing may add to even the quickest batch
 _SEEN, _FAILED = b"S", b"F"
 
 
