@@ -42,7 +42,7 @@ __all__ = ["AsideTracer", "LookFailed", "TooSlow"]
 
 LONGEST: Final = 60.0  # seconds a look may take
 SHORTEST_WAIT = 0.05  # seconds that an exiting worker waits for looks, however quick its batches
-MOMENT: Final = 0.005  # seconds that tracing may add to even the quickest batch
+MOMENT: Final = 0.02  # seconds that tracing may add to even the quickest batch
 _SEEN, _FAILED = b"S", b"F"
 
 
