@@ -1,4 +1,4 @@
-"""Options: what is taken, and what a mistake is told."""
+"""Options: which values are accepted, and the error messages for the others."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from holdfast.autopsy import logbook
 from holdfast.autopsy.cause import Remedy
 from holdfast.autopsy.incident import Incident
 from holdfast.cli import main
+from holdfast.engine.obituaries import _not_worth_the_run
 from holdfast.engine.warden import Warden, _Told
 from holdfast.memory.budget import Budget, Share
 from holdfast.origin import Origin, Rank, name_of, rank
@@ -293,3 +294,10 @@ def test_all_verbs_call_the_number_of_workers_alike(verb: str) -> None:
         refused = CliRunner().invoke(main, [verb, "nothing.here:data", option, "0"])
         assert refused.exit_code == 2
         assert "0 is not in the range x>=1" in refused.output, option
+
+
+def test_a_failure_of_our_own_says_whose_pool_it_was_in(caplog: pytest.LogCaptureFixture) -> None:
+    with _not_worth_the_run(Origin("train", 1)):
+        raise ValueError("a file that nobody thought of")
+    (told,) = caplog.messages
+    assert told.startswith("[train, rank 1] the examination of a death failed")

@@ -1,7 +1,7 @@
 """holdfast: a PyTorch DataLoader whose workers may die.
 
-Everything a user may import stands here. The loader itself is imported when it is first asked for:
-the command line reads logs on machines where torch takes seconds to import, or is not installed.
+Everything a user may import is listed here. The loader itself is imported at its first use: the
+command line reads logs on machines where torch takes seconds to import, or is not installed.
 """
 
 from __future__ import annotations
@@ -73,5 +73,5 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_LATER[name]), name)
-    globals()[name] = found  # asked for once
+    globals()[name] = found  # so that this function is not called again
     return found

@@ -1,11 +1,11 @@
-"""Whose code is it: asked of a file, or of a module's name.
+"""Whose code is it: Python's, a library's, holdfast's or the user's.
 
-A file tells for sure, and is what a line in a traceback has. What is installed lies in a folder
-named ``site-packages`` (``dist-packages`` on Debian), wherever that is: in an environment, under
-the home directory, or inside the standard library's own folder.
+A file name, as in the lines of a traceback, decides it. Installed code is in a folder named
+``site-packages`` (``dist-packages`` on Debian), wherever that is: in an environment, under the home
+directory, or inside the standard library's own folder.
 
-A name is all that a class has without running something. It tells less: every library but a few
-may be the user's own.
+Of a class only the module's name is known without running code. That says less: any but a few
+well-known modules may be the user's own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _WELL_KNOWN = frozenset({"torch", "numpy", "holdfast", *sys.stdlib_module_names}
 
 
 def _folders() -> tuple[str, ...]:
-    """The standard library's, of what is written in Python and of what is compiled, which may lie
-    under another prefix; as they are named and where links lead. (`sysconfig` knows them too, and
-    all that Python was built with, which every process would carry along.)"""
+    """The folders of the standard library, also of its compiled modules, which may be under another
+    prefix; each with symbolic links resolved and not. (`sysconfig` knows them too, but importing it
+    would cost every process memory.)"""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefixes = (sys.base_prefix, sys.base_exec_prefix)
     named = [os.path.join(prefix, sys.platlibdir, version) for prefix in prefixes]
@@ -39,8 +39,8 @@ _PYTHONS = _folders()
 
 
 def of_file(file: str, pythons: tuple[str, ...] = _PYTHONS, ours: str = OURS) -> Author:
-    """Who wrote a source file or a native library. What was never in a file (``<string>``) is
-    Python's: generated methods, and what was frozen into it."""
+    """The author of a source file or a native library. Code that is not in a file (``<string>``)
+    counts as Python's: generated methods, and frozen modules."""
     if file.startswith(ours):
         return "holdfast"
     if not _INSTALLED.isdisjoint(file.split(os.sep)[:-1]):
@@ -49,6 +49,6 @@ def of_file(file: str, pythons: tuple[str, ...] = _PYTHONS, ours: str = OURS) ->
 
 
 def well_known(module: str) -> bool:
-    """Whether a module is Python's, torch's, NumPy's or ours: nothing of the user's is in it. Other
-    libraries may be of any kind, and are treated as the user's."""
+    """Whether a module is Python's, torch's, NumPy's or ours, so that no code of the user is in it.
+    All other modules are treated as the user's."""
     return module.partition(".")[0] in _WELL_KNOWN

@@ -1,4 +1,4 @@
-"""The ``holdfast`` command: a thin frame around verbs that are imported when they are used.
+"""The ``holdfast`` command. Each subcommand (verb) is imported only when it is used.
 
 So ``holdfast explain`` starts in a fraction of a second, also where torch is not installed.
 """
@@ -16,7 +16,7 @@ __all__ = ["main"]
 VERBS = {
     "doctor": (
         "holdfast.verbs.doctor:doctor",
-        "Look at this machine, and at a dataset, before the run.",
+        "Check this machine, and a dataset, before the run.",
     ),
     "explain": (
         "holdfast.verbs.explain:explain",
@@ -24,7 +24,7 @@ VERBS = {
     ),
     "incidents": (
         "holdfast.verbs.incidents:incidents",
-        "Tell what went wrong in a run, from its logbook.",
+        "Show what went wrong in a run, from its logbook.",
     ),
     "leaks": (
         "holdfast.verbs.leaks:leaks",
@@ -36,7 +36,7 @@ VERBS = {
     ),
     "top": (
         "holdfast.verbs.top:top",
-        "Watch the loader workers of running programs, torch's or ours.",
+        "Watch the loader workers of running programs, torch's or holdfast's.",
     ),
 }
 """Verb -> where it is, and what it does in one line."""

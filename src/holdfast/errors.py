@@ -1,19 +1,19 @@
-"""Everything holdfast raises of its own, at a glance.
+"""The errors that holdfast itself raises.
 
     HoldfastError
     ├── WorkerError (RuntimeError)        a worker could not do its work
-    │   ├── WorkerLost                    it died, and replacing it is over
+    │   ├── WorkerLost                    it died, and is not replaced any more
     │   │   ├── RestartLimitExceeded      more deaths than `max_restarts` allows
     │   │   ├── StreamLost                its stream cannot be continued by another process
     │   │   └── PoisonSample              one sample ended several workers in a row
-    │   ├── WorkerStartError              it could not even start
+    │   ├── WorkerStartError              it could not start
     │   ├── ReplicaLost                   an iterable dataset raised and cannot go on
-    │   ├── NoSubstitute                  no good sample found to stand in for a bad one
+    │   ├── NoSubstitute                  no good sample was found to replace a bad one
     │   └── UnusualExit                   SystemExit, KeyboardInterrupt … raised by a sample
     ├── TooManyBadSamples (RuntimeError)  more bad samples than `max_bad_samples` allows
     └── LoaderClosed (RuntimeError)       next() on an iterator that was closed or interrupted
 
-Its one warning is `BadSampleWarning` (UserWarning).
+The only warning is `BadSampleWarning` (UserWarning).
 
 Exceptions raised by the user's own dataset, collate function or ``worker_init_fn`` arrive as their
 own type, as with torch; see :mod:`holdfast.engine.exceptions`.
@@ -41,11 +41,11 @@ __all__ = [
 
 
 class HoldfastError(Exception):
-    """Base of all errors of holdfast's own."""
+    """Base class of all errors that holdfast itself raises."""
 
 
 class WorkerError(HoldfastError, RuntimeError):
-    """A worker could not do its work. A ``RuntimeError``, as torch's own report of it is."""
+    """A worker could not do its work. A ``RuntimeError``, as torch raises in that case."""
 
 
 class WorkerLost(WorkerError):
@@ -57,13 +57,13 @@ class RestartLimitExceeded(WorkerLost):
 
 
 class StreamLost(WorkerLost):
-    """A worker of an iterable dataset died, and its stream cannot be continued with the number of
-    batches it had; or ``iterable_recovery`` says that it is not to be."""
+    """A worker of an iterable dataset died, and its stream cannot be continued with the same number
+    of batches, or ``iterable_recovery="raise"`` forbids that."""
 
 
 class PoisonSample(WorkerLost):
-    """One sample ended the worker that loaded it, and another that loaded it alone; an element of a
-    stream, which cannot be loaded alone, several in a row."""
+    """One sample ended the worker that loaded it, and another worker that loaded it alone. An
+    element of a stream cannot be loaded alone: it ended several workers in a row."""
 
     sample: Any = None
     """Its index, as the sampler gave it; None if that is not known."""
@@ -74,11 +74,11 @@ class WorkerStartError(WorkerError):
 
 
 class ReplicaLost(WorkerError):
-    """An iterable dataset raised, and there is no way to get the elements after that."""
+    """An iterable dataset raised, and the elements after that cannot be reached."""
 
 
 class NoSubstitute(WorkerError):
-    """``on_bad_sample="replace"`` found no good sample among those the sampler had given."""
+    """``on_bad_sample="replace"`` found no good sample among the indices of the sampler."""
 
 
 class UnusualExit(WorkerError):
@@ -94,4 +94,4 @@ class TooManyBadSamples(HoldfastError, RuntimeError):
 
 
 class BadSampleWarning(UserWarning):
-    """Samples were bad and were dealt with as ``on_bad_sample`` says."""
+    """Samples were bad and were handled as ``on_bad_sample`` says."""

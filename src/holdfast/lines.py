@@ -1,8 +1,8 @@
-"""Adding lines to a file so that a kill at any moment costs the line being written, and no other.
+"""Append lines to a file so that a kill at any moment costs only the line being written.
 
-All of it goes in one write to a file opened for appending, so several processes may add to the same
-one. A process that died in the middle of that leaves a line without an end; the next one to come
-begins a new line, so that only the torn one is lost.
+All lines go in one write to a file opened for appending, so several processes may append to the
+same file. A process that dies in the middle of it leaves a line without a newline. The next writer
+starts a new line, so that only the incomplete line is lost.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["append"]
 
 
 def append(path: str | os.PathLike[str], lines: bytes, *, sync: bool = False) -> None:
-    """Add whole lines, each with its end. Raises OSError if they are not all written; with `sync`,
-    if they are not on the disk."""
+    """Append whole lines, each with its newline. Raises OSError if not all of them were written;
+    with `sync`, also if they are not on the disk."""
     file = kernel.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
-            lines = b"\n" + lines  # somebody died while writing
+            lines = b"\n" + lines  # the last writer died while writing
         written = os.write(file, lines)
         if written != len(lines):
             raise OSError(f"only {written} of {len(lines)} bytes were written to {os.fspath(path)}")

@@ -1,7 +1,7 @@
-"""Every option of holdfast's own: what it may be, what it means, and what a mistake is told.
+"""The options that holdfast adds to torch's: their values, their meaning, and their error messages.
 
-The loader keeps what the user gave, unconverted, because frameworks rebuild loaders from their
-attributes; what is made of it here is kept apart.
+The loader keeps the values as the user gave them, because frameworks rebuild loaders from their
+attributes. The parsed values are kept separately, in `Settings`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "budget_in_bytes", 
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
 Memory = int | str | None
-"""A number of bytes, words such as "2GiB", "auto", or None for no limit."""
+"""A number of bytes, a text such as "2GiB", "auto", or None for no limit."""
 
 DEFAULT_STALL_TIMEOUT = 300.0
 RESTART_PERIOD = 60.0
@@ -42,7 +42,7 @@ def parse(
     name: Any = None,
     iterable_recovery: Any = "auto",
 ) -> Settings:
-    """Check all options; a wrong one is named with its value and what would be right."""
+    """Check all options; an error names the option, its value and what it takes."""
     stall = _stall_timeout(stall_timeout)
     policy = _policy(on_bad_sample, stall)
     if policy is None:
@@ -68,12 +68,12 @@ def parse(
 
 def _policy(value: Any, stall_timeout: float | None) -> Policy | None:
     right = (
-        'it takes "raise", "skip", "replace", or a function that is given a BadSample and returns '
+        'it takes "raise", "skip", "replace", or a function that takes a BadSample and returns '
         "one of these words or a sample to use instead"
     )
     if isinstance(value, str):
         if value not in ("raise", "skip", "replace"):
-            raise ValueError(f"on_bad_sample={value!r} is none of the words; {right}")
+            raise ValueError(f"on_bad_sample={value!r} is not one of the words; {right}")
     elif not callable(value):
         raise TypeError(f"on_bad_sample={value!r} is of the wrong type; {right}")
     return None if value == "raise" else Policy(value, stall_timeout)
@@ -81,21 +81,21 @@ def _policy(value: Any, stall_timeout: float | None) -> Policy | None:
 
 def _recovery(value: Any) -> Recovery:
     right = (
-        'it takes "auto" (from the state of the dataset if that is shown to lead there, else drawn '
-        'again), "state" (from its state only), "replay" (never from its state) or "raise" (the '
-        "death of a worker of an iterable dataset ends the run)"
+        'it takes "auto" (continue from the dataset\'s state if that is proven exact, otherwise '
+        'draw again), "state" (only from its state), "replay" (never from its state) or "raise" '
+        "(the death of a worker of an iterable dataset ends the run)"
     )
     if not isinstance(value, str):
         raise TypeError(f"iterable_recovery={value!r} is of the wrong type; {right}")
     if value not in get_args(Recovery):
-        raise ValueError(f"iterable_recovery={value!r} is none of the words; {right}")
+        raise ValueError(f"iterable_recovery={value!r} is not one of the words; {right}")
     return value  # type: ignore[return-value]
 
 
 def _limit(value: Any) -> Limit:
     right = (
         "it takes a number of samples such as 100, a fraction above 0 and below 1 such as 0.01, "
-        "None (no limit, but data that is all bad is an error), or math.inf (it may all be bad)"
+        "None (no limit, but it is an error if all samples are bad), or math.inf (all may be bad)"
     )
     if value is None:
         return Limit()
@@ -112,8 +112,8 @@ def _limit(value: Any) -> Limit:
 
 
 def check_places(*, quarantine: Any) -> None:
-    """Whether files can be where they are to be: asked once, when the loader is made. That a disk
-    is gone later must not end a run."""
+    """Check that files can be written, once, when the loader is made. A disk that fails later must
+    not end a run."""
     path = _quarantine(quarantine)
     if path is None:
         return
@@ -123,14 +123,14 @@ def check_places(*, quarantine: Any) -> None:
         raise ValueError(f"quarantine={quarantine!r}: there is no folder {folder}; {right}")
     if os.path.isdir(path):
         raise ValueError(f"quarantine={quarantine!r} is a folder; {right}")
-    if os.path.exists(path) and not os.path.isfile(path):  # to read a pipe or device may never end
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or device may never end
         raise ValueError(f"quarantine={quarantine!r} is a pipe, socket or device; {right}")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK | os.R_OK):
         raise ValueError(f"quarantine={quarantine!r} cannot be read and written here; {right}")
 
 
 def _quarantine(value: Any) -> str | None:
-    right = 'it takes the path of a file to keep, such as "bad.jsonl", or None'
+    right = 'it takes the path of a file, such as "bad.jsonl", or None'
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
@@ -192,7 +192,7 @@ def _name(value: Any) -> str | None:
     if not isinstance(value, str):
         raise TypeError(f"name={value!r} is of the wrong type; {right}")
     if not value.strip() or not value.isprintable():
-        raise ValueError(f"name={value!r} is no name on one line; {right}")
+        raise ValueError(f"name={value!r} is not a printable name on one line; {right}")
     return value
 
 
@@ -212,7 +212,7 @@ def _memory(name: str, value: Any, example: str) -> int | Literal["auto"] | None
             return "auto"
         count = in_bytes(value)
         if count is None:
-            raise ValueError(f"{name}={value!r} is no amount of memory; {right}")
+            raise ValueError(f"{name}={value!r} is not an amount of memory; {right}")
     elif not _is_number(value) or not isinstance(value, Integral):
         raise TypeError(f"{name}={value!r} is of the wrong type; {right}")
     else:

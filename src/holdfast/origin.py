@@ -1,8 +1,8 @@
-"""Whose message it is: which loader of the program, and which rank of a distributed run.
+"""Where a message comes from: which loader of the program, and which rank of a distributed run.
 
-"worker 1" says nothing where a program has a loader for training and one for validation, in eight
-processes that write to one log. A loader is called as the user says (``name=``), or after its
-dataset; the rank is said where there are several.
+"worker 1" says nothing if a program has a loader for training and one for validation, in eight
+processes that write to one log. A loader has the name that the user gives (``name=``), or that of
+its dataset; the rank is shown if there are several.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-_DEPTH = 3  # datasets within datasets that are named
+_DEPTH = 3  # how deep datasets within datasets are named
 _DATASETS = {"Dataset", "IterableDataset"}  # by name: torch's, and those of other libraries
-_SHOWN = 2  # of several beside each other
-# What torch puts around a datapipe when a loader is made of it.
+_SHOWN = 2  # how many of several inner datasets are named
+# torch puts these around a datapipe when a loader is made of it.
 _WRAPPERS = {"_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper"}
 
 
 class Rank(NamedTuple):
-    """Which process of a distributed run, and of how many; None if that is not known."""
+    """The number of a process in a distributed run, and of how many; None if not known."""
 
     number: int
     of: int | None
 
     @property
     def told(self) -> int | None:
-        """Its number, if there are others."""
+        """Its number, if there are several ranks."""
         return self.number if self.number or (self.of or 1) > 1 else None
 
 
@@ -51,7 +51,7 @@ class Origin:
 
     @property
     def prefix(self) -> str:
-        """To stand before a message: ``"[train, rank 1] "``."""
+        """The prefix of a message: ``"[train, rank 1] "``."""
         words = [self.loader] if self.loader else []
         if self.rank is not None:
             words.append(f"rank {self.rank}")
@@ -59,11 +59,11 @@ class Origin:
 
 
 def rank(environment: Mapping[str, str] | None = None) -> Rank:
-    """Which rank this process is, now; ``Rank(0, 1)`` for a run of its own.
+    """The rank of this process now; ``Rank(0, 1)`` for a run of one process.
 
-    What `torch.distributed` says comes first, once it is set up: Lightning's own launcher and
-    ``torch.multiprocessing.spawn`` put no rank into the environment, and below Slurm or Kubernetes
-    all that they start on a machine inherit one and the same.
+    Once `torch.distributed` is set up, it is asked first: Lightning's own launcher and
+    ``torch.multiprocessing.spawn`` put no rank into the environment, and under Slurm or Kubernetes
+    all processes that they start on a machine inherit the same one.
     """
     if environment is None:
         environment = os.environ
@@ -78,7 +78,7 @@ def rank(environment: Mapping[str, str] | None = None) -> Rank:
 
 
 def _joined() -> Rank | None:
-    """As `torch.distributed` has it; not imported for that: who uses it has imported it."""
+    """The rank in `torch.distributed`, which is not imported here: a program that uses it has."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -86,7 +86,7 @@ def _joined() -> Rank | None:
 
 
 def name_of(dataset: Any) -> str:
-    """What a loader is called after its dataset: ``"Subset of ImageFolder"``."""
+    """The default name of a loader, from its dataset: ``"Subset of ImageFolder"``."""
     return _name_of(dataset, _DEPTH)
 
 
@@ -103,7 +103,7 @@ def _name_of(dataset: Any, depth: int) -> str:
 
 
 def _inner(dataset: Any) -> Iterator[Any]:
-    """The datasets that one is made of, as torch's Subset and ConcatDataset keep theirs."""
+    """The datasets that a dataset is made of, in the attributes of Subset and ConcatDataset."""
     for attribute in ("dataset", "datasets"):
         try:
             found = own_one(dataset, attribute)

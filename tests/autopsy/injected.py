@@ -30,7 +30,7 @@ def free_twice() -> None:
 
 
 def throw_bad_alloc() -> None:
-    """A C++ exception that nobody catches: libstdc++ says which, and aborts."""
+    """An uncaught C++ exception: libstdc++ says which, and aborts."""
     ctypes.CDLL("libstdc++.so.6")._ZSt17__throw_bad_allocv()
 
 

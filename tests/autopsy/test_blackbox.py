@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,23 @@ from holdfast.autopsy.blackbox import (
 )
 from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import innermost, tidy
+
+
+@pytest.fixture(autouse=True)
+def dump_descriptors_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker's descriptor for dumps ends with its process. If one stayed open here, processes
+    that later tests fork would inherit it, and `holdfast top` would take them for our workers."""
+    made: list[Recorder] = []
+    begin = Recorder.__init__
+
+    def noted(recorder: Recorder, *args: Any) -> None:
+        begin(recorder, *args)
+        made.append(recorder)
+
+    monkeypatch.setattr(Recorder, "__init__", noted)
+    yield
+    for recorder in made:
+        os.close(recorder.dump_fd)
 
 
 def test_a_black_box_takes_what_is_used_of_it_and_all_of_it_where_a_folder_could_be_full(

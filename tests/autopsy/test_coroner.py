@@ -1,4 +1,4 @@
-"""The coroner: counters against what they were, one kill among several deaths, last words."""
+"""The coroner: counters compared with earlier ones, one kill among several deaths, last messages."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_kill_explains_one_death(tree: Tree) -> None:
     assert killed(made, 1).verdict.cause == "killed-from-outside"
 
 
-def test_one_kill_and_two_dead_at_once_is_nobodys_with_certainty(tree: Tree) -> None:
+def test_one_kill_and_two_dead_at_once_is_certain_for_neither(tree: Tree) -> None:
     made = bear(tree)
     counters(tree, 1)
     reaped(tree, 7, 8)
@@ -313,7 +313,7 @@ def test_the_first_line_is_plain_words() -> None:
         "worker 3 (pid 812) was killed by the kernel for lack of memory (SIGKILL) while loading sample 18233 "
         "(position 1 of batch 4); replaced; its batch is made again"
     )
-    guess = "was killed (SIGKILL; probably by the kernel for lack of memory)"
+    guess = "was killed by SIGKILL (probably by the kernel for lack of memory) while loading"
     assert guess in str(incident(confidence="medium"))
     assert "memory" not in str(incident(confidence="low"))
     assert str(incident(pid=None)).startswith("worker 3 was killed")
@@ -321,6 +321,24 @@ def test_the_first_line_is_plain_words() -> None:
     assert "was refused another process or thread" in str(refused)
     stalled = incident(kind="stalled", cause="stopped", signal="SIGABRT")
     assert "made no progress (it was stopped or frozen, not hung) and was killed" in str(stalled)
+
+
+@pytest.mark.parametrize(
+    ("signal", "cause", "words"),
+    [
+        ("SIGKILL", "killed-from-outside", "was killed by SIGKILL (probably by another process, not by the kernel's OOM killer)"),
+        ("SIGTERM", "killed-from-outside", "was terminated by SIGTERM (probably by another process, not by the kernel's OOM killer)"),
+        ("SIGHUP", "killed-from-outside", "died of SIGHUP (probably it was killed by another process, not by the kernel's OOM killer)"),
+        ("SIGTERM", "group-sigterm", "was terminated by SIGTERM (probably it was told to stop together with the whole job)"),
+        ("SIGKILL", "cpu-limit", "was killed by SIGKILL (probably it used up its CPU time)"),
+        ("SIGKILL", "killed-unexplained", "was killed by SIGKILL"),
+        ("SIGSEGV", "stack-overflow", "crashed with a segmentation fault (SIGSEGV; probably it ran out of stack)"),
+        ("SIGALRM", "stray-signal", "died of SIGALRM"),
+    ],
+)  # fmt: skip
+def test_a_guess_is_a_sentence_with_every_cause(signal: str, cause: str, words: str) -> None:
+    told = incident(signal=signal, cause=cause, confidence="medium").sentence()
+    assert told.startswith(f"worker 3 (pid 812) {words} while loading sample 18233 ")
 
 
 def test_the_report_has_reasons_below_it_and_json_has_everything() -> None:
@@ -338,7 +356,7 @@ def test_an_examination_that_fails_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object, **options: object) -> None:
-        raise ValueError("nobody thought of this")
+        raise ValueError("not expected")
 
     monkeypatch.setattr(Coroner, "examine", fail)
     loader = DataLoader(range(40), num_workers=1)  # type: ignore[arg-type]

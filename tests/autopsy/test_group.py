@@ -1,4 +1,5 @@
-"""A signal to the whole process group is told from one to a single worker, whoever handles it."""
+"""A signal to the whole process group is distinguished from one to a single worker, whichever
+process handles it."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_what_is_no_incident_is_told_all_the_same(tmp_path: Path) -> None:
     assert "worker 3 had grown" not in told  # a run of days would fill a book
     assert "replaced because they had grown: 30 times (the first 3 are above)." in told
     assert "memory is 82 % full" in told
-    assert "less was in flight: once." in told
+    assert "fewer batches were kept in flight: once." in told
 
 
 def test_workers_that_were_not_seen_are_not_said_to_take_nothing(tmp_path: Path) -> None:
@@ -202,11 +202,11 @@ def test_workers_that_were_not_seen_are_not_said_to_take_nothing(tmp_path: Path)
     book.memory({"trainer_bytes": 1 << 30, "workers": {}})
     book.flush()
     told = CliRunner().invoke(main, ["incidents", str(tmp_path)]).output
-    assert "trainer 1.0 GiB, its workers were not there yet" in " ".join(told.split())
+    assert "trainer 1.0 GiB, its workers were not running yet" in " ".join(told.split())
 
 
 def test_what_is_no_logbook_is_told(tmp_path: Path) -> None:
-    for place, says in ((tmp_path, "holds no logbook"), (tmp_path / "x", "is not a folder")):
+    for place, says in ((tmp_path, "contains no logbook"), (tmp_path / "x", "is not a folder")):
         result = CliRunner().invoke(main, ["incidents", str(place)])
         assert result.exit_code == 2
         assert says in result.output
@@ -231,8 +231,8 @@ def test_what_is_no_record_is_counted_and_not_told(tmp_path: Path, line: str) ->
         (tmp_path / f"{kind}.jsonl").write_text(line + "\n")
     result = CliRunner().invoke(main, ["incidents", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert "2 damaged lines were left out: torn, as when" in result.output
-    assert "What is left tells of nothing that went wrong." in result.output
+    assert "2 damaged lines were left out: incomplete, because" in result.output
+    assert "The other lines say that nothing went wrong." in result.output
     assert "incidents," not in result.output
 
 
@@ -241,4 +241,4 @@ def test_a_folder_of_damaged_lines_only_is_no_logbook(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("[]")
     result = CliRunner().invoke(main, ["incidents", str(tmp_path)])
     assert result.exit_code == 2
-    assert "holds no logbook (2 lines in it are no records)" in result.output
+    assert "contains no logbook (2 lines in it are not records)" in result.output

@@ -156,7 +156,7 @@ class ReadsOnce:
 
 @pytest.mark.skipif(not silent_files.possible(), reason="only root can mount, and needs /dev/fuse")
 def test_a_worker_whose_storage_does_not_answer_is_called_so(tmp_path: Path) -> None:
-    """Not even SIGKILL ends who reads there; the run goes on all the same."""
+    """Not even SIGKILL ends a process that reads there; the run goes on all the same."""
     mount = tmp_path / "mount"
     mount.mkdir()
     dataset = ReadsOnce(mount / silent_files.NAME, tmp_path)
@@ -233,7 +233,7 @@ class Locked(Slow):
 def test_a_lock_that_a_thread_of_the_trainer_held_at_the_fork_is_called_so_and_got_rid_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In the workers nobody is there to release it."""
+    """In the workers there is no thread that could release it."""
     held, enough = threading.Event(), threading.Event()
 
     def refresh() -> None:

@@ -1,4 +1,4 @@
-"""The threads beside the one that forks."""
+"""The trainer's other threads at a fork."""
 
 from __future__ import annotations
 

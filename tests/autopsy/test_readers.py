@@ -233,9 +233,9 @@ def test_on_this_machine_a_living_process_is_read() -> None:
     assert process.meminfo() is not None
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_an_unprivileged_user_gets_less_and_no_error() -> None:
-    """As nobody, and with the kernel's log out of reach."""
+    """As an unprivileged user, and without access to the kernel's log."""
     script = """
 import os, sys
 sys.path[:0] = sys.argv[1:2]

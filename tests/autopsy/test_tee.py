@@ -261,7 +261,7 @@ def test_a_file_is_written_in_order_and_devnull_hides_nothing_from_us(tmp_path: 
     assert incident["evidence"]["stderr"] == "printed by Python\n"
 
 
-def test_without_standard_error_nobody_listens(tmp_path: Path) -> None:
+def test_without_standard_error_nothing_is_read(tmp_path: Path) -> None:
     act = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     trainer = train(tmp_path, None, lambda: load(Talker(act)))
     assert trainer.ended() == 0, (tmp_path / "trouble").read_text()
@@ -269,7 +269,7 @@ def test_without_standard_error_nobody_listens(tmp_path: Path) -> None:
     assert "stderr" not in incident["evidence"]
 
 
-def test_a_reader_that_goes_away_harms_nobody(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_does_no_harm(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     trainer = train(tmp_path, writing, lambda: load(Talker(print_and_die)))
@@ -294,7 +294,7 @@ def test_a_reader_that_does_not_read_blocks_neither_the_others_nor_the_end(tmp_p
     assert trainer.ended() == 0, (tmp_path / "trouble").read_text()
     (incident,) = trainer.told()
     assert (incident["kind"], incident["sample"]) == ("stalled", 1)
-    found = collect(reading)  # to its end: nobody holds it for ever
+    found = collect(reading)  # to its end: no process holds it for ever
     os.close(reading)
     text = found[size:]
     lines = text.splitlines()
@@ -304,7 +304,7 @@ def test_a_reader_that_does_not_read_blocks_neither_the_others_nor_the_end(tmp_p
     ]
 
 
-def test_a_trainer_that_is_killed_leaves_nobody_who_holds_its_pipe(tmp_path: Path) -> None:
+def test_a_trainer_that_is_killed_leaves_no_process_that_holds_its_pipe(tmp_path: Path) -> None:
     def body() -> Any:
         loader = holdfast.DataLoader(Talker(lambda: print("said", file=sys.stderr)), num_workers=2)
         iterator = iter(loader)
@@ -342,7 +342,7 @@ def test_a_child_that_outlives_its_worker_and_the_loader_may_go_on_writing(tmp_p
     child = int((tmp_path / "child").read_text())
     assert alive(child)
     (tmp_path / "go").touch()
-    assert b"the child lives\n" in collect(reading)  # and then nobody holds it any more
+    assert b"the child lives\n" in collect(reading)  # and then no process holds it any more
     os.close(reading)
     assert eventually(lambda: not alive(child))
     assert (tmp_path / "written").exists()
@@ -363,7 +363,7 @@ def test_on_a_terminal_workers_have_a_terminal(tmp_path: Path) -> None:
     assert incident["evidence"]["stderr"].endswith("\r50%\r100%\n")
 
 
-def test_a_terminal_that_is_stopped_stops_nobody_but_who_writes(tmp_path: Path) -> None:
+def test_a_terminal_that_is_stopped_stops_only_the_process_that_writes(tmp_path: Path) -> None:
     """Ctrl-S, while a worker writes; then Ctrl-Q."""
     master, slave = pty.openpty()
     termios.tcflow(slave, termios.TCOOFF)
@@ -437,7 +437,7 @@ class Chatter:
 
 
 def test_after_many_deaths_the_nursery_holds_no_more_than_before(tmp_path: Path) -> None:
-    """And each of them has its own last words."""
+    """And each of them has its own last message."""
     loader = holdfast.DataLoader(
         Chatter(str(tmp_path)), num_workers=2, max_restarts=None, persistent_workers=True
     )

@@ -68,9 +68,9 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("only the machine's counter could be read", killed(kills=Kills(None, None, 0)), "killed-from-outside", "medium"),
     ("only the group could be read", killed(kills=Kills(0, None, None)), "killed-from-outside", "medium"),
     ("nothing could be read", killed(), "killed-unexplained", "medium"),
-    ("nobody knows its status", Evidence(disappeared=True, kills=STILL), "killed-unexplained", "low"),
-    ("the nursery was killed", Evidence(disappeared=True, nursery_end="was killed (SIGKILL)"), "killed-unexplained", "low"),
-    ("the nursery raised", Evidence(disappeared=True, nursery_end="was killed (SIGKILL)", nursery_error="Traceback …\nOSError: 1"), "nursery-failed", "high"),
+    ("its status is not known", Evidence(disappeared=True, kills=STILL), "killed-unexplained", "low"),
+    ("the nursery was killed", Evidence(disappeared=True, nursery_end="was killed by SIGKILL"), "killed-unexplained", "low"),
+    ("the nursery raised", Evidence(disappeared=True, nursery_end="was killed by SIGKILL", nursery_error="Traceback …\nOSError: 1"), "nursery-failed", "high"),
     ("the nursery exited", Evidence(disappeared=True, nursery_end="exited by itself with code 1"), "nursery-failed", "high"),
     # -- SIGBUS
     ("full /dev/shm", died("SIGBUS", shm=FULL), "shm-exhausted", "high"),
@@ -289,7 +289,7 @@ _counts = st.sampled_from([None, 0, 1, 2])
     line=st.sampled_from([(), (NAMED,)]),
     exitcode=st.sampled_from([None, 0, 1, -9]),
 )
-def test_nobody_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
+def test_no_death_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
     signal: str | None, ours: bool, group: int | None, machine: int | None, deaths: int, shm: Fill | None,
     stack: str, line: tuple[str, ...], exitcode: int | None,
 ) -> None:  # fmt: skip
@@ -332,7 +332,7 @@ def test_what_became_of_the_process_that_starts_workers_is_said_as_it_was() -> N
     assert "crashed with a segmentation fault" in because(
         nursery_end="crashed with a segmentation fault (SIGSEGV)"
     )
-    assert "is gone, and they went with it" in because()
+    assert "is gone, and the workers ended with it" in because()
     assert "killed" not in because() + because(nursery_end="exited by itself with code 1")
 
 

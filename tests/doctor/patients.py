@@ -258,7 +258,7 @@ def _of_the_class(folder: Path) -> Holding:
 
 
 SOMEWHERE: Any = None
-NOWHERE: Any = None  # nobody uses it
+NOWHERE: Any = None  # not used
 
 
 def _read_somewhere() -> str:

@@ -235,7 +235,7 @@ def test_what_stopped_the_measuring_is_said() -> None:
     broken = patient.saturation(patient.Rates({}, error="lmdb.ReadersFullError: full"), PLAN)
     assert broken.meaning == "no rate could be measured: lmdb.ReadersFullError: full"
     later = patient.saturation(patient.Rates({1: 10.0}, error="OSError: no more"), PLAN)
-    assert later.meaning.endswith("1 saturates this machine. With more of them: OSError: no more")
+    assert later.meaning.endswith("1 saturates this machine. With more workers: OSError: no more")
     assert later.status == "warning"
 
 
@@ -244,7 +244,7 @@ def test_samples_that_cannot_be_put_together_are_measured_without() -> None:
     assert "stack expects each tensor to be equal size" in rates.uncollated
     assert rates.by_workers[1] > 0
     check = patient.saturation(rates, PLAN)
-    assert "without putting batches together" in check.meaning
+    assert "without collating" in check.meaning
     batches = patient.collation(rates)
     assert batches.status == "warning"
     assert "stack expects each tensor to be equal size" in batches.meaning
@@ -298,7 +298,7 @@ def test_spread_is_noticed() -> None:
 
 def test_the_worst_comes_first_then_the_most_likely() -> None:
     checks = [warning("containers", ""), bad("in flight", ""), good("samples", "")]
-    assert "memory ends while batches wait" in patient.first_trouble(checks).meaning
+    assert "memory runs out while batches wait" in patient.first_trouble(checks).meaning
     assert "copy the dataset" in patient.first_trouble(checks[:1]).meaning
     assert patient.first_trouble([]).status == "good"
 

@@ -77,7 +77,7 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
     "no memory": (but(memory=memory(64, 0.5)), "memory", "bad", "512 MiB of 64 GiB"),
     "little memory": (but(memory=memory(64, 8)), "memory", "warning", "8.0 GiB of 64 GiB"),
     "unknown memory": (but(memory=None), "memory", "warning", "cannot be read"),
-    "no swap": (but(memory=memory(16, 12, 0, 0)), "swap", "warning", "kills at once"),
+    "no swap": (but(memory=memory(16, 12, 0, 0)), "swap", "warning", "is killed at once"),
     "swap in use": (but(memory=memory(16, 12, 4, 0.1)), "swap", "warning", "short of memory"),
     "group is full": (
         but(memory_limit=10 * GIB, memory_usage=int(9.5 * GIB)),
@@ -95,7 +95,7 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
         but(oom_group=True),
         "oom.group",
         "warning",
-        "kills them all",
+        "kills all its processes",
     ),
     "docker's shm": (
         but(shm=filesystem.Fill(64 << 20, 64 << 20)),
@@ -141,7 +141,7 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
         but(environment={"SLURM_CPUS_PER_TASK": "4"}),
         "processors",
         "warning",
-        "Slurm gave 4",
+        "Slurm allows 4",
     ),
     "threads and fork": (
         but(threads=3, thread_names=("tensorboard",)),
@@ -153,7 +153,7 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
         but(threads=3, thread_names=("tensorboard",)),
         "threads",
         "warning",
-        "1 of Python's and 1 of",
+        "1 of Python and 1 of",
     ),
     "many native threads": (but(threads=40), "threads", "warning", "39 of libraries"),
     "no torch": (but(torch=None), "versions", "bad", "not installed"),
@@ -166,7 +166,7 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
         "not forked by default",
     ),
     "no GIL": (but(free_threaded=True), "versions", "warning", "free-threaded"),
-    "names in shm": (but(sharing="file_system"), "sharing", "warning", "stay behind"),
+    "names in shm": (but(sharing="file_system"), "sharing", "warning", "names in /dev/shm remain"),
     "kernel log": (but(kernel_log=None), "kernel log", "warning", "counters"),
     "two OpenMPs": (
         but(openmp=("libgomp.so.1", "libiomp5.so")),
@@ -183,16 +183,16 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
         "waitpid: noticed later",
     ),
     "no lifeline": (
-        having("signal at the end of a pipe", "", "nobody ends them"),
+        having("signal at the end of a pipe", "", "they live on"),
         "signal at the end of a pipe",
         "warning",
-        "none: nobody ends them",
+        "none: they live on",
     ),
     "no sockets": (
         having("passing descriptors", "", "no sockets"),
         "passing descriptors",
         "bad",
-        "Workers are torch's own",
+        "The workers are torch's own",
     ),
     "no NumPy": (but(numpy=None), "versions", "warning", "Without NumPy"),
 }
@@ -219,11 +219,11 @@ def test_threads_of_linear_algebra_are_told_for_torch_and_for_us() -> None:
         return next(check.meaning for check in machine.examine(here) if check.name == name)
 
     unset, chosen = but(environment={}), but(environment={"OPENBLAS_NUM_THREADS": "3"})
-    assert "with torch's loader NumPy's BLAS has 8 threads" in said("OpenMP", unset)
-    assert "holdfast's workers use one for" in said("OpenMP", unset)
+    assert "with torch's loader NumPy's BLAS starts 8 threads" in said("OpenMP", unset)
+    assert "each of holdfast's workers uses one thread for" in said("OpenMP", unset)
     assert said("OpenMP", chosen) == "OPENBLAS_NUM_THREADS=3"
-    assert "use one for" in said("threads", replace(unset, threads=40))
-    assert "what your variables say" in said("threads", replace(chosen, threads=40))
+    assert "uses one thread for" in said("threads", replace(unset, threads=40))
+    assert "as your variables say" in said("threads", replace(chosen, threads=40))
 
 
 def test_a_fork_while_threads_run_is_a_pitfall_of_newer_pythons() -> None:
@@ -280,7 +280,7 @@ def test_shared_memory_is_ours_too_where_memory_files_are_refused() -> None:
     here = having("memory files", "unlinked files in /dev/shm", "as much room")
     assert machine.shared_memory(here).meaning.endswith("holdfast does")
     small = replace(here, machine=replace(here.machine, shm=filesystem.Fill(64 << 20, 64 << 20)))
-    assert machine.shared_memory(small).meaning.endswith("does so here too")
+    assert machine.shared_memory(small).meaning.endswith("uses it here too")
 
 
 @pytest.mark.parametrize(

@@ -49,4 +49,4 @@ def test_a_dataset_that_cannot_be_made_is_bad_and_its_traceback_is_shown() -> No
 def test_a_budget_that_is_none_is_wrong_usage() -> None:
     done = doctor("tests.doctor.patients:healthy", "--memory-budget", "5parsecs")
     assert done.exit_code == 2
-    assert "memory_budget='5parsecs' is no amount of memory" in done.output
+    assert "memory_budget='5parsecs' is not an amount of memory" in done.output

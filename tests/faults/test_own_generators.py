@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 import torch.utils.data
 
 import holdfast
+from holdfast.engine import randomness
 from tests.support.generators import Drawing, Jitter, Resuming, Streaming, as_imported
 
 pytestmark = [
@@ -181,3 +184,113 @@ def test_a_generator_that_does_not_come_back_is_told_of_once(
         (epoch,) = survived(Late(), monkeypatch, kills, epochs=1)
     assert len(epoch) == 8
     assert caplog.text.count("had a random generator at dataset.rng") == 1
+
+
+class Sized(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 48
+
+
+class BetweenLooks(Sized):
+    """Makes a generator in the middle, where nobody expects one."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.rng: Any = None
+
+    def __getitem__(self, index: int) -> float:
+        if index < 30:  # ten batches; each worker looks after its first, second, fourth and eighth
+            return 0.0
+        if self.rng is None:
+            self.rng = self.make()
+        if isinstance(self.rng, torch.Generator):
+            return float(torch.rand((), generator=self.rng))
+        return float(self.rng.random())
+
+
+class PerClass(Sized):
+    """Makes a generator for each class of samples when it meets the first of them."""
+
+    def __init__(self) -> None:
+        self.rngs: dict[int, np.random.Generator] = {}
+
+    def __getitem__(self, index: int) -> float:
+        label = index * index % 11
+        if label not in self.rngs:
+            self.rngs[label] = np.random.default_rng(label)
+        return float(self.rngs[label].random())
+
+
+class InHand(Sized):
+    """Has another transform in hand for each sample."""
+
+    def __init__(self) -> None:
+        self.transforms = [Jitter(seed) for seed in range(3)]
+        self.current = self.transforms[0]
+
+    def __getitem__(self, index: int) -> float:
+        self.current = self.transforms[index // 3 % 3]
+        return float(self.current.rng.random()) + self.transforms[index * 7 % 3].rng.random()
+
+
+class Exchanging(Sized):
+    """Changes the places of its generators with every sample."""
+
+    def __init__(self) -> None:
+        self.one, self.other = np.random.default_rng(1), np.random.default_rng(2)
+
+    def __getitem__(self, index: int) -> float:
+        self.one, self.other = self.other, self.one
+        return float(self.one.random())
+
+
+AT_ANY_TIME = ";".join(
+    (
+        "after-fetch:SIGKILL@worker=0,task=4",
+        "after-send:SIGKILL@worker=1,task=5",
+        "before-fetch:SIGKILL@worker=0,task=12,generation=1",
+        "before-send:SIGKILL@worker=1,task=13,generation=1",
+        "before-send:SIGKILL@worker=0,task=14,generation=2",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BetweenLooks(functools.partial(np.random.default_rng, 5)),
+        lambda: BetweenLooks(functools.partial(random.Random, 5)),
+        lambda: BetweenLooks(functools.partial(np.random.RandomState, 5)),
+        PerClass,
+        InHand,
+        Exchanging,
+    ],
+    ids=["numpy", "random", "RandomState", "per-class", "in-hand", "exchanging"],
+)
+def test_whenever_and_wherever_generators_are_made_the_stream_is_the_same(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = expected(make(), epochs=1)
+    assert survived(make(), monkeypatch, AT_ANY_TIME, epochs=1) == wanted
+
+
+def test_what_cannot_be_known_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A `torch.Generator` leaves no trace but where it is looked for; and of quick batches that is
+    not after each. The worker that dies had made one, or not: its replacement cannot tell."""
+    monkeypatch.setattr(randomness, "_SHARE", 10**12)
+    dataset = BetweenLooks(torch.Generator)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        survived(dataset, monkeypatch, "after-send:SIGKILL@worker=0,task=12", epochs=1)
+    assert caplog.text.count("a random generator was made at dataset.rng after") == 1
+
+
+def test_with_time_to_look_it_is_the_same_for_those_that_leave_no_trace(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(randomness, "_SHARE", 0)
+    wanted = expected(BetweenLooks(torch.Generator), epochs=1)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        assert survived(BetweenLooks(torch.Generator), monkeypatch, AT_ANY_TIME, epochs=1) == wanted
+    assert "random generator" not in caplog.text

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tracemalloc
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 
 from holdfast.memory import leaks as leaks_module
-from holdfast.memory.aside import AsideTracer, LookFailed
-from holdfast.memory.leaks import Round, Tracer, _suspects, findings, growing
+from holdfast.memory.aside import AsideTracer, LookFailed, TooSlow
+from holdfast.memory.leaks import FRAMES, Round, Tracer, _suspects, findings, growing
 from tests.support import warm
 from tests.support.processes import eventually
 
@@ -262,6 +263,39 @@ def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_
         time.sleep(0.01)
     assert found is not None
     assert [(one.name, one.total) for one in found.lines] == [("a.py:1", 300_000)]
+
+
+def traced_batch(tracer: AsideTracer, objects: int, seconds: float) -> None:
+    tracer.begin()
+    time.sleep(seconds)
+    len([float(n) for n in range(objects)])
+    assert tracer.step() is None
+
+
+def test_what_would_take_more_than_twice_as_long_is_not_traced() -> None:
+    tracer = AsideTracer(2)
+    try:
+        for _ in range(2):
+            traced_batch(tracer, 300_000, 0.0)
+        with pytest.raises(TooSlow):
+            traced_batch(tracer, 300_000, 0.0)
+        assert not tracemalloc.is_tracing()
+    finally:
+        tracer.close()
+
+
+def test_of_the_frames_as_many_are_kept_as_there_is_time_for() -> None:
+    def frames(objects: int, seconds: float) -> int:
+        tracer = AsideTracer(2)
+        try:
+            for _ in range(3):
+                traced_batch(tracer, objects, seconds)
+            return tracemalloc.get_traceback_limit()
+        finally:
+            tracer.close()
+
+    assert frames(0, 0.02) == FRAMES, "hardly anything is allocated"
+    assert 1 <= frames(200_000, 0.5) < FRAMES
 
 
 @pytest.mark.parametrize("how", ["raises", "is killed"])

@@ -284,6 +284,8 @@ def test_a_worker_whose_tracing_fails_goes_on(
 
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     monkeypatch.setattr("holdfast.memory.leaks.look", fail)  # inherited by forked workers
+    # A worker that goes before its copy has said anything would not know.
+    monkeypatch.setattr("holdfast.memory.aside.SHORTEST_WAIT", 30.0)
     expected, _ = stream(torch.utils.data.DataLoader, Leaks())
     with caplog.at_level(logging.WARNING, "holdfast"):
         found, loader = stream(

@@ -154,8 +154,8 @@ def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_
         (2**22, "has ended"),
     ],
 )
-def test_that_there_is_nobody_is_said(pid: int | None, words: str) -> None:
-    assert words in top._nobody(pid)
+def test_that_there_are_no_workers_is_said(pid: int | None, words: str) -> None:
+    assert words in top._no_workers(pid)
 
 
 def worker(**changes: Any) -> Worker:

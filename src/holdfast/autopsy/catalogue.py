@@ -1,7 +1,7 @@
 """Every way we know in which data loading fails, by name.
 
-The entries stand in `causes/`, by what it is that breaks. Here they are put together and looked
-up; `clues` searches a text for them.
+The entries are in `causes/`, grouped by what breaks. This module collects them and looks them up;
+`clues` searches a text for them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One way in which data loading fails: how it is recognised, what it means, what to do.
 
-A cause is data. What it says of a machine stands in its remedies as ``{names}`` that
-`Machine.facts` fills in; the docs fill them with placeholders. So the manual, the pages and what a
-user is told at three in the morning are one and the same text.
+A cause is data. Figures of the machine appear in its remedies as ``{names}``: `Machine.facts` fills
+them in, and the docs show placeholders. So `holdfast explain`, the docs and the report of an
+incident share one text.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Given = Literal[
     "a sample",
     "a start",
 ]
-"""What a remedy presumes beside the machine: whose loader it was; where its stack was kept; that it
-was loading a sample, or had not come so far."""
+"""What a remedy requires besides the machine: which loader it was, where the stack was kept, or
+whether the worker was loading a sample or still starting."""
 
 _TOKEN = re.compile(
     r"\\(?P<escaped>\W)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<quantity>[?*+]|\{[\d,]+\})|[()|.^$]|(?P<char>.)"
 )
-"""Of a pattern: what stands for itself, classes, quantities, and the rest."""
+"""The tokens of a regular expression: literals, classes, quantifiers, and the rest."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Sign:
     """A message that points to a cause, and how far it alone can be trusted."""
 
     pattern: str
-    """Where it begins is shown, or its group ``said``."""
+    """A regular expression. The line shown is where the match begins, or its group ``said``."""
     confidence: Confidence
     reports: bool = False
-    """A line about one process, which may be anybody's: its pid decides."""
+    """The line is about one process, which need not be a worker: its pid decides."""
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
@@ -66,9 +66,9 @@ class Sign:
 
     @cached_property
     def needle(self) -> str:
-        """The longest words that any match holds, in lower case; to look for them first is quick.
+        """The longest literal that every match contains, in lower case; quick to search for first.
 
-        Only what stands outside of groups counts, and nothing where there are alternatives.
+        Only text outside of groups counts; a pattern with alternatives at its top level has none.
         """
         runs, depth = [""], 0
         for token in _TOKEN.finditer(self.pattern):
@@ -88,12 +88,12 @@ class Sign:
 
 
 def proof(pattern: str) -> Sign:
-    """Nothing else says this."""
+    """Only this cause prints this."""
     return Sign(pattern, "high")
 
 
 def sign(pattern: str) -> Sign:
-    """This cause as a rule, but not always."""
+    """Usually this cause, but not always."""
     return Sign(pattern, "medium")
 
 
@@ -103,7 +103,7 @@ def hint(pattern: str) -> Sign:
 
 
 def report(pattern: str, confidence: Confidence = "high") -> Sign:
-    """This cause, of the process that the line names."""
+    """This cause, for the process that the line names."""
     return Sign(pattern, confidence, reports=True)
 
 
@@ -113,18 +113,18 @@ class Remedy:
 
     text: str
     command: str = ""
-    place: Place = ""  # only of use there
-    given: Given = ""  # only of use with that
+    place: Place = ""  # useful only there
+    given: Given = ""  # useful only with that
 
     @property
     def where(self) -> str:
-        """Where it is of use, in front of its text; "" for everywhere."""
+        """A prefix that says where it is useful; "" if everywhere."""
         given = "while it starts" if self.given == "a start" else self.given
         known = ", ".join(filter(None, (self.place, given if given != "a sample" else "")))
         return f"[{known}] " if known else ""
 
     def filled(self, facts: Mapping[str, str]) -> Remedy:
-        """With these values. What is so "now" is left out where nobody knows it."""
+        """A copy with these values filled in. An aside "(now …)" whose value is unknown goes."""
 
         def known(aside: re.Match[str]) -> str:
             names = re.findall(r"\{(\w+)\}", aside[0])
@@ -149,15 +149,15 @@ class Cause:
     title: str
     """What happened to the worker or the run, to be read after "worker 3"."""
     meaning: str
-    """Two sentences: what goes on there, and why it comes to that."""
+    """Two sentences: what happens, and why."""
     evidence: str
-    """What tells it from its neighbours, beside the messages."""
+    """What distinguishes it from similar causes, apart from the messages."""
     remedies: tuple[Remedy, ...]
     """Cheapest first."""
     already: str
-    """What holdfast does about it without being asked."""
+    """What holdfast does about it by default."""
     signs: tuple[Sign, ...] = ()
     explains: tuple[str, ...] = field(default=())
-    """Causes whose messages are mere consequences of this one."""
+    """Causes whose messages are only consequences of this one."""
     see: tuple[str, ...] = field(default=())
-    """Neighbours it is easily mistaken for."""
+    """Similar causes it is easily mistaken for."""

@@ -1,8 +1,8 @@
-"""What stands in a text: messages of causes, who they are about, and how it ended.
+"""What a text contains: messages of causes, the processes they are about, and how the text ends.
 
-A message alone is not enough. The kernel writes of any process on the machine, so a line of its log
-counts for a worker only if the text names a worker with that pid. And an error that the run
-survived is not what it died of.
+A message alone is not enough. The kernel logs about every process on the machine, so a line of its
+log counts for a worker only if the text names a worker with that pid. And an error that the run
+survived is not the error that ended it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REBUILT = re.compile(
     r'accelerate/data_loader\.py", line \d+, in [^\n]+\n(?:    [^\n]*\n)*'
     r'  File "[^"\n]*torch/utils/data/dataloader\.py", line \d+, in __next__'
 )
-"""Accelerate iterates torch's loader: the frame below it would be ours otherwise."""
+"""Accelerate iterates torch's loader: otherwise the frame below its own would be ours."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _PYTHON = re.compile(r"i?python|pt_|torchrun")
@@ -44,9 +44,9 @@ class Finding:
     confidence: Confidence
     line: int  # counted from 1
     text: str
-    source: str = ""  # the file, where there are several
-    note: str = ""  # what has to be known about it
-    aside: bool = False  # it is about another process, or from before the end: it explains nothing
+    source: str = ""  # the file, if there are several
+    note: str = ""  # a caveat to show with it
+    aside: bool = False  # about another process, or survived: it does not explain the end
 
     @property
     def weight(self) -> int:
@@ -55,12 +55,12 @@ class Finding:
 
 @dataclass
 class Clues:
-    """Gathered while a text goes by; of bounded size."""
+    """What was found so far in the texts that were read; of bounded size."""
 
     lines: int = 0
     blank: bool = True
     rebuilt: str = ""
-    """Where it shows that Accelerate had torch's own loader at work, in words."""
+    """The line that shows that Accelerate used torch's own loader, in words."""
     _best: dict[tuple[str, str], Finding] = field(default_factory=dict)  # by cause and source
     _latest: dict[tuple[str, str], int] = field(default_factory=dict)  # line of any message
     _reports: dict[tuple[str, Subject], Finding] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Clues:
     _endings: dict[str, Endings] = field(default_factory=dict)
 
     def read(self, chunks: Iterable[str], source: str = "") -> None:
-        """Take in a text, or one more."""
+        """Read a text; may be called for several."""
         ending = self._endings.setdefault(source, Endings())
         last = 0
         for window in windows(chunks):
@@ -86,7 +86,7 @@ class Clues:
         return tuple(self._workers)
 
     def ending(self) -> tuple[str, Ending] | None:
-        """Where and how the last text ends, if that is an error none of our messages is in."""
+        """Where and how the last text ends, if it ends with an error that no cause matches."""
         for source in reversed(self._endings):
             last = self._endings[source].last
             if last is not None and self._is_other(source, last):
@@ -94,10 +94,10 @@ class Clues:
         return None
 
     def findings(self) -> tuple[Finding, ...]:
-        """The best message of every cause, surest first.
+        """The best message of every cause, the most certain first.
 
-        One that is the mere consequence of another cause that was found as surely or more is left
-        out: `exited unexpectedly` beside a line of the memory killer says nothing new.
+        A mere consequence of another cause found with at least the same confidence is left out:
+        `exited unexpectedly` beside a line of the OOM killer says nothing new.
         """
         found: dict[str, Finding] = {}
         for one in (*map(self._placed, self._best.values()), *self._attributed()):
@@ -161,13 +161,13 @@ class Clues:
     # -- weighing --------------------------------------------------------------------------
 
     def _is_other(self, source: str, last: Ending) -> bool:
-        """Whether a text's last error is one that we know nothing of."""
+        """Whether a text's last error is one that no cause matches."""
         return not last.follows and not any(
             line >= last.first for (_, where), line in self._latest.items() if where == source
         )
 
     def _placed(self, finding: Finding) -> Finding:
-        """What stands before the last error was survived, unless it led to it."""
+        """An error before the last one was survived, unless it led to the last one."""
         last = self._endings[finding.source].last
         key = (finding.slug, finding.source)
         if last is None or last.follows or self._latest[key] >= last.first:
@@ -184,12 +184,12 @@ class Clues:
         return replace(finding, confidence="low", aside=True, note=f"{note}, {last.text[:200]}")
 
     def _attributed(self) -> list[Finding]:
-        """Lines about single processes: whether that was a worker."""
+        """The lines about single processes, each with whether that process was a worker."""
         killed = {slug for slug, who in self._reports if who.pid is not None}
         found = []
         for (slug, who), finding in self._reports.items():
             if who.pid is None and slug in killed:
-                continue  # who asked for memory; who paid stands in another line
+                continue  # the process that asked for memory; another line names the victim
             found.append(self._attribute(finding, who))
         return found
 
@@ -199,15 +199,15 @@ class Clues:
         python = _PYTHON.match(who.name) is not None
         if self._workers and who.pid is not None:
             named = ", ".join(map(str, self.workers[:5]))
-            note = f"that was {who}, and the text names pid {named} for workers"
+            note = f"that was {who}, but the workers in this text have pid {named}"
             if python:
-                note += "; in a container the kernel counts pids otherwise, so it may be one"
+                note += "; a container has its own pids, so it may still be one of them"
             return replace(finding, confidence="low", aside=True, note=note)
         if not python:
-            note = f"that is about {who}, and nothing says that this was a worker"
+            note = f"that is about {who}, and nothing shows that this was a worker"
             return replace(finding, confidence="low", aside=True, note=note)
         weight = min(finding.weight, CONFIDENCES.index("medium"))
-        note = f"that is about {who}; whether it was a worker the text does not say"
+        note = f"that is about {who}; the text does not say whether it was a worker"
         return replace(finding, confidence=CONFIDENCES[weight], note=note)
 
 
@@ -219,8 +219,8 @@ def find(text: str) -> tuple[Finding, ...]:
 
 
 def _survivable(finding: Finding) -> bool:
-    """An exception, which code can catch, a mere hint, or a worker that holdfast could replace;
-    not the last words of a process."""
+    """Whether a run can go on after it: an exception, which code can catch; a hint; or a worker
+    that holdfast replaced. Not the last message of a process."""
     if _OURS.match(f" {finding.text}"):
         return True
     said = re.search(r"\b\w*(Error|Exception|Warning)\b", finding.text)

@@ -1,16 +1,16 @@
-"""Whom the pool calls when a worker has died: reads what is left, and gives a verdict.
+"""When a worker has died, the pool's coroner reads what is left of it and gives a verdict.
 
-Counters only mean something against what they were before, and a dead process has no memory to
-measure. So the coroner comes by every few seconds while all is well, at the price of some
-microseconds per worker, and notes counters and sizes.
+A counter only means something compared with its earlier value, and a dead process has no memory to
+measure. So the coroner notes counters and sizes every few seconds while all is well, which takes
+some microseconds per worker.
 
-A kill that the kernel has counted may be looked at before the death is reported to us. So counters
-are compared with those of at least `_SETTLED` seconds ago, and what earlier deaths have used up is
-taken off. If more workers died than were counted, nobody can say which of them it was.
+The coroner may read a counter after a kill and before the death is reported. So counters are
+compared with those of at least `_SETTLED` seconds ago, less the kills that explained earlier
+deaths. If more workers died than the kernel counted, it cannot be known which of them it killed.
 
 What changes from one moment to the next is read at once (`receive`). The rest, above all the
-kernel's log, takes up to a tenth of a second (`examine`); that may be done in another thread, while
-the pool goes on.
+kernel's log, takes up to a tenth of a second (`examine`); another thread may do that while the pool
+goes on.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from holdfast.autopsy.verdict import Run, Verdict, judge
 
 __all__ = ["Body", "Coroner", "Examination"]
 
-INTERVAL = 5.0  # seconds between two looks
-_MINUTE = 12  # looks that are remembered
+INTERVAL = 5.0  # seconds between two measurements
+_MINUTE = 12  # measurements that are kept
 _SETTLED = 2.0  # seconds
 _GLANCE = 0.05  # seconds over which CPU time is compared
 _FROM_KERNEL = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
-_FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT
+_FOR_ALL = (15, 1, 2)  # SIGTERM, SIGHUP, SIGINT: sent to whole process groups
 _NO_SIGNALS: Mapping[int, float] = MappingProxyType({})
 _PATIENCE = 120.0  # seconds a batch system may take from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found on one death."""
+    """What was found out about one death."""
 
     verdict: Verdict
     evidence: Evidence
@@ -73,26 +73,26 @@ class _Patient:
 
     pid: int
     groups: tuple[cgroup.Group, ...]
-    threads_at_fork: int | None = None  # of the trainer, when it was copied for this one,
-    neighbours: tuple[Neighbour, ...] = ()  # and what they were doing
+    threads_at_fork: int | None = None  # of the trainer, when this worker was forked from it
+    neighbours: tuple[Neighbour, ...] = ()  # what those threads were doing
     since: float = field(default_factory=time.monotonic)
     resident: int | None = None
     looked: float = 0.0
     descriptors: int | None = None
     threads: int | None = None
-    activity: process.Activity | None = None  # before we killed it
+    activity: process.Activity | None = None  # just before we killed it
     busy: bool | None = None
     alone: bool | None = None
-    sent: bool = False  # the user had it killed, through us
+    sent: bool = False  # the user killed it through its process handle
     cpu: float | None = None  # seconds, when it was reaped
     cpu_limit: float | None = None
     handlers: bool | None = None
-    group: Mapping[int, float] = field(default_factory=dict)  # signals sent to all, and when
+    group: Mapping[int, float] = field(default_factory=dict)  # signals to the process group: when
 
 
 @dataclass(frozen=True)
 class Body:
-    """A dead worker, with what was read at once."""
+    """A dead worker, with what was read immediately."""
 
     evidence: Evidence
     patient: _Patient | None
@@ -111,7 +111,7 @@ class Coroner:
     _counters: deque[_Counters] = field(default_factory=lambda: deque(maxlen=_MINUTE))
     _memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=_MINUTE))
     _explained: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    """When a counted kill was used up."""
+    """The times of deaths that a counted kill has explained."""
     _next_look: float = field(default_factory=lambda: time.monotonic() + 1)
 
     def __post_init__(self) -> None:
@@ -120,12 +120,12 @@ class Coroner:
         self._neighbours: tuple[Neighbour, ...] = ()
 
     def before_fork(self) -> None:
-        """Workers are about to be copied from this process: note what will not be in the copy."""
+        """Workers are about to be forked from this process: note the threads they will lack."""
         self._threads = process.threads("self", self.roots)
         self._neighbours = neighbours()
 
     def begin(self) -> None:
-        """Note how things stand before anything has happened."""
+        """Note the counters before any worker has died."""
         self._began = time.monotonic()
         self._own_groups = cgroup.groups("self", "memory", self.roots)
         refused = cgroup.confinement("self", self.roots).pids_refused
@@ -140,13 +140,13 @@ class Coroner:
         self._meet(groups)
 
     def _meet(self, groups: tuple[cgroup.Group, ...]) -> None:
-        """What a group that is new to us has counted so far was before our time."""
+        """What a control group has counted before its first worker concerns no worker."""
         for path, count in cgroup.kills_of(groups).items():
             for one in self._counters:
                 one.groups.setdefault(path, count)
 
     def left(self, worker: int) -> None:
-        """A worker has gone of its own accord."""
+        """A worker has ended as it should."""
         self._patients.pop(worker, None)
 
     @property
@@ -155,12 +155,12 @@ class Coroner:
         return {worker: patient.pid for worker, patient in self._patients.items()}
 
     def sent(self, worker: int) -> None:
-        """The user has a worker killed through us."""
+        """The user kills a worker through its process handle."""
         if worker in self._patients:
             self._patients[worker].sent = True
 
     def look(self, now: float) -> None:
-        """Note sizes, CPU time and counters, if it is time to."""
+        """Note sizes and counters, if the interval has passed."""
         if now < self._next_look:
             return
         self._next_look = now + INTERVAL
@@ -205,7 +205,7 @@ class Coroner:
         handlers: bool | None = None,
         group: Mapping[int, float] = _NO_SIGNALS,
     ) -> None:
-        """What only the process that reaps a worker can know of it."""
+        """Note what only the process that reaps a worker can know."""
         patient = self._patients.get(worker)
         if patient is not None:
             patient.cpu, patient.cpu_limit = cpu, cpu_limit
@@ -214,13 +214,13 @@ class Coroner:
     # -- before it is decided what comes next -----------------------------------------------
 
     def killed_for_memory(self, worker: int) -> bool:
-        """Whether a counter of the kernel's says that this worker may have been, of which nothing
-        is known but that it was killed. Quick, so less sure than the verdict."""
+        """Whether the kernel's counters allow that it killed this worker, which died of SIGKILL.
+        Quick, and so less certain than the verdict."""
         kills = self._kills(self._patients.get(worker), self._dead_siblings())
         return bool(kills.machine if kills.group is None else kills.group)
 
     def stalled_on_inherited_lock(self, worker: int, stack: str) -> bool:
-        """Whether the verdict on this stall will be that the lock was held when it was forked."""
+        """Whether the verdict on this stall will be `fork-lock-deadlock`."""
         patient = self._patients.get(worker)
         if patient is None:
             return False
@@ -251,9 +251,9 @@ class Coroner:
         size: Size | None = None,
         **known: Any,
     ) -> Body:
-        """A death, stall or failed start; `known` is what the pool knows of it.
+        """A death, stall or failed start; `known` is what the pool knows about it.
 
-        `size` is what the worker itself noted in its black box, more often than we look.
+        `size` is what the worker noted in its black box, more often than we measure.
         """
         patient = self._patients.pop(worker, None)
         notes, stack = thread_notes.split(stack)
@@ -300,8 +300,8 @@ class Coroner:
         return Body(self._signals(self._surroundings(evidence), patient), patient)
 
     def examine(self, body: Body) -> Examination:
-        """The verdict on it. One after the other, in the order they died: what has explained one
-        death does not explain the next."""
+        """The verdict. Call it for one death after the other, in the order they died: a counted
+        kill that explains one death does not explain the next."""
         evidence = body.evidence
         if evidence.signal in _FROM_KERNEL and not evidence.sent_by_us:
             evidence = self._ask_kernel(evidence, body.patient)
@@ -327,7 +327,7 @@ class Coroner:
         )
 
     def _signals(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
-        """What was sent to all: the trainer is about to get it, or the nursery has got it."""
+        """A signal to the whole process group: pending in the trainer, or seen by the nursery."""
         pending = process.pending_signals("self", self.roots)
         for number in _FOR_ALL:
             if number in pending:
@@ -342,7 +342,7 @@ class Coroner:
 
     def _ask_kernel(self, evidence: Evidence, patient: _Patient | None) -> Evidence:
         kills = self._kills(patient, evidence.siblings)
-        # To run a command takes its time: only where nothing else can tell.
+        # Running a command takes time: only if there is no other source.
         ask = evidence.signal == "SIGKILL" and kills.group is None and self.roots == HERE
         since = self._began if patient is None else patient.since
         log = kernel_log.read(self.roots, since=since, commands=ask)
@@ -358,8 +358,8 @@ class Coroner:
         )
 
     def _kills(self, patient: _Patient | None, siblings: int) -> Kills:
-        """How far the counters moved that this worker is subject to. Of its siblings that died with
-        it, some may have been received by now; what counts is how many there were."""
+        """How far the counters moved that count this worker. `siblings` is how many other workers
+        were dead when it was received; some of them may have been received since."""
         now = time.monotonic()
         base = self._base(now)
         current = self._count(now, patient)
@@ -370,8 +370,8 @@ class Coroner:
             for path in mine  # innermost first
             if path in current.groups and path in base.groups
         }
-        # The kernel counts a kill in the victim's own group. If only one above has moved, it was
-        # somebody else's.
+        # The kernel counts a kill in the victim's own group. If only a counter above it has moved,
+        # the victim was another process.
         own = next(iter(moved.values()), None)
         group = None if own is None else max(0, own - used)
         machine = None
@@ -381,13 +381,13 @@ class Coroner:
         return Kills(group, where, machine, 1 + siblings)
 
     def _base(self, now: float) -> _Counters:
-        """The newest counters that are surely from before."""
-        # A copy, here and below: another thread may be looking.
+        """The newest counters that are certainly from before the death."""
+        # A copy, here and below: another thread may be appending.
         settled = [one for one in tuple(self._counters) if now - one.at >= _SETTLED]
         return settled[-1] if settled else self._counters[0]
 
     def _dead_siblings(self) -> int:
-        """Workers that are dead too but not reported to us yet."""
+        """How many workers are dead but not reported to us yet."""
         return sum(
             bool(process.is_dead(patient.pid, self.roots))
             for patient in list(self._patients.values())

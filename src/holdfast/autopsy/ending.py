@@ -1,7 +1,7 @@
 """Which error a text ends with.
 
-Code that goes on after an error logs it, traceback and all, and hours later the run dies of
-something else. What it died of is the last traceback, with those it was raised from.
+Code that goes on after an error logs it with its traceback, and hours later the run dies of another
+error. The error that ended the run is the last traceback, with those it was raised from.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred",
 )
 _HARMLESS = re.compile(r"Exception ignored in|Exception in thread |Process \S+:$|Error in atexit")
-"""What stands above a traceback that did not end the run."""
+"""A line like this above a traceback means that it did not end the run."""
 _FOLLOWS = re.compile(
     r"ChildFailedError|DistBackendError|DistNetworkError|SignalException|KeyboardInterrupt|"
     r"SystemExit|CalledProcessError|Process(Exited|Raised)Exception|RayTaskError|"
     r"BrokenPipeError|EOFError|Connection(Reset|Refused|Aborted)?Error|Connection (closed|reset)|"
     r"\bNCCL\b|\bGloo\b|\bgloo\b|\bc10d\b"
 )
-"""Errors of those who ran, or waited for, whoever failed; or of a person who had enough."""
+"""Errors in a process that started, or waited for, the process that failed; or Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Ending:
 
     @property
     def follows(self) -> bool:
-        """Whether it is as a rule the consequence of an error elsewhere."""
+        """Whether it is usually the consequence of an error in another process."""
         return _FOLLOWS.search(self.text) is not None
 
 
 @dataclass
 class Endings:
-    """Fed with all lines in turn, it knows the last traceback so far."""
+    """Finds the last traceback among the lines that it is fed, in order."""
 
     last: Ending | None = None
     _first: int | None = None  # of a traceback whose error has not come yet
     _chained: bool = False
     _above: str = ""
-    _skipped: bool = False  # it did not end the run
+    _skipped: bool = False  # this traceback did not end the run
 
     def feed(self, number: int, line: str) -> None:
         if _BEGINS in line:

@@ -1,7 +1,8 @@
 """Everything that is known about one death, stall or failed start.
 
-Each field is ``None`` (or empty) when nothing could be read, which is not the same as zero: a
-counter that did not move clears the kernel, a counter that could not be read clears nobody.
+Each field is ``None`` (or empty) if nothing could be read, which is not the same as zero: a counter
+that did not move shows that the kernel killed no process; a counter that could not be read shows
+nothing.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ class Kills:
     """How far the kernel's counters of kills for memory moved since we last looked."""
 
     group: int | None = None
-    """In the worker's control group, or the next above it that can be read; None: none can."""
+    """In the worker's control group, or the nearest readable one above it; None if none is."""
     group_path: str | None = None
     machine: int | None = None
     """In /proc/vmstat, which counts all groups of the machine."""
     deaths: int = 1
-    """How many workers died of SIGKILL in that time: a count of one explains only one of them."""
+    """How many workers died in that time: a count of one explains only one of them."""
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Who had how much memory, in bytes."""
+    """How much memory each process had, in bytes."""
 
     time: float  # seconds since the epoch
     trainer: int | None = None
@@ -45,7 +46,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A thread of the trainer that was running when the workers were forked, and is not in them."""
+    """A thread of the trainer that was running when the workers were forked; they lack it."""
 
     name: str
     frames: tuple[str, ...] = ()
@@ -54,20 +55,20 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known; nothing here is concluded yet."""
+    """The facts, without conclusions."""
 
     # How it ended.
     signal: str | None = None
     exitcode: int | None = None
     pid: int | None = None
     disappeared: bool = False  # its status was lost, with the process that would have read it
-    nursery_end: str = ""  # how that process ended, in words; empty if it cannot be known
-    nursery_error: str = ""  # its traceback, if it has raised
+    nursery_end: str = ""  # how that process ended, in words; empty if that is not known
+    nursery_error: str = ""  # its traceback, if it raised
     stalled: bool = False  # it was ended for lack of progress
     survived_sigkill: bool = False
     siblings: int = 0  # other workers that are dead too and not yet reported
-    sent_by_us: bool = False  # the signal stands in our own kill ledger
-    sent_by_itself: bool = False  # it has noted so before
+    sent_by_us: bool = False  # holdfast sent the signal
+    sent_by_itself: bool = False  # the worker noted in its black box that it was about to
     born: bool = True
     errno: int | None = None  # of a fork that failed
     # What it was doing.
@@ -79,13 +80,13 @@ class Evidence:
     threads_at_fork: int | None = None
     neighbours: tuple[Neighbour, ...] = ()
     activity: Activity | None = None  # just before we killed it
-    busy: bool | None = None  # whether its CPU time went up meanwhile
-    alone: bool | None = None  # whether it had but one thread then
+    busy: bool | None = None  # whether its CPU time went up while we looked
+    alone: bool | None = None  # whether it had only one thread then
     # What it left.
     stack: str = ""
-    stderr: str | None = None  # the end of what it wrote there; None: nobody listened
+    stderr: str | None = None  # the end of what it wrote there; None: it was not read
     thread_notes: tuple[str, ...] = ()
-    handlers: bool | None = None  # whether it had those that leave a stack; None: not known
+    handlers: bool | None = None  # whether faulthandler's handlers were installed; None: unknown
     # What the system says.
     kills: Kills = Kills()
     kernel_lines: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ class Evidence:
     kernel_victims: tuple[int, ...] = ()  # pids the kernel's log says it killed for memory
     memory: tuple[MemorySample, ...] = ()  # oldest first
     worker_bytes: int | None = None  # its own, when last measured
-    worker_private: int | None = None  # of these not shared with others
+    worker_private: int | None = None  # the part not shared with other processes
     worker_descriptors: int | None = None  # its own, when last looked at
     worker_threads: int | None = None
     shm: Fill | None = None
@@ -106,13 +107,13 @@ class Evidence:
     oom_group: bool | None = None
     cpu_seconds: float | None = None  # used in its life, its children's included
     cpu_limit: float | None = None  # the hard one, in seconds; None: unlimited or not known
-    group_signal: str | None = None  # a signal that was sent to all of us
+    group_signal: str | None = None  # a signal that was sent to the whole process group
     group_signal_ago: float = 0.0  # seconds before the death; 0: it is still being delivered
     # What was said.
     findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What is known, for a logbook; what is not is left out."""
+        """What is known, for a logbook; unknown fields are left out."""
         whole = asdict(replace(self, sample=None))  # which may be anything, of any size
         empty = {one.name: one.default for one in fields(self)}
         return {
@@ -122,7 +123,7 @@ class Evidence:
         }
 
 
-_ELSEWHERE = {"sample", "stack", "findings"}  # stand beside the evidence in every record
+_ELSEWHERE = {"sample", "stack", "findings"}  # fields of the record itself
 
 
 def signal_name(number: int) -> str:

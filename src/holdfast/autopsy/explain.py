@@ -1,4 +1,4 @@
-"""A text somebody has: which failures of data loading stand in it, and how sure that is.
+"""Which failures of data loading a text shows, and how certain that is.
 
 The text may be a log of hours with progress bars and colours, a traceback, an excerpt of ``dmesg``
 or of ``kubectl describe``. Messages decide; on the machine where it happened, the kernel's log and
@@ -25,33 +25,33 @@ __all__ = ["COLLECT", "Explanation", "conclude", "explain"]
 COLLECT = (
     Remedy("All of standard error, from its beginning", "python train.py 2>&1 | tee train.log"),
     Remedy("The exit status of the trainer", "echo $?"),
-    Remedy("The kernel's last words", "sudo dmesg -T | tail -100"),
+    Remedy("The end of the kernel's log", "sudo dmesg -T | tail -100"),
     Remedy("Room in shared memory and the limits", "df -h /dev/shm; ulimit -a; free -h"),
     Remedy(
         "If it hangs: the stacks of trainer and workers", "py-spy dump --pid PID --subprocesses"
     ),
     Remedy("Or one run with a logbook", "holdfast.DataLoader(..., logbook='runs/today')"),
 )
-"""What to bring when nothing is known."""
+"""What to collect when nothing is known."""
 
 REBUILT = "accelerate-rebuild"
 _UNSURE = {"killed-unexplained", "exited-unexpectedly"}
-_ROOM = 4 << 30  # bytes of /dev/shm that are hardly ever used up
+_ROOM = 4 << 30  # bytes: so much of /dev/shm is hardly ever used up
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was found in a text, the likeliest first; nothing if nothing is known."""
+    """What was found in a text, the likeliest first; empty if no cause was found."""
 
     verdicts: tuple[Verdict, ...]
     lines: int
     messages: int  # how many wordings were looked for
     blank: bool = False
     ending: str = ""
-    """The error the text ends with, if that is none we know; the verdicts are on what came before
-    it, or on other processes."""
+    """The error that the text ends with, if no cause matches it; the verdicts are then about errors
+    before it, or about other processes."""
     rebuilt: bool = False
-    """Whether Accelerate had torch's own loader at work, so that holdfast had no part in it."""
+    """Whether Accelerate used torch's own loader, so that holdfast was not involved."""
 
     @property
     def known(self) -> bool:
@@ -93,8 +93,8 @@ def _of_torchs_loader(verdict: Verdict, where: str) -> Verdict:
     if verdict.cause == REBUILT:
         return verdict
     said = (
-        f"{where} shows Accelerate iterating torch's own loader, which prepare() makes of any "
-        "loader it is given, a holdfast one too: torch's workers were at work, none was replaced, "
+        f"{where} shows Accelerate iterating torch's own loader. prepare() makes one of any "
+        "loader it is given, a holdfast one too: the workers were torch's, so none was replaced, "
         f"and the run ended (holdfast explain {REBUILT})"
     )
     back = CATALOGUE[REBUILT].remedies[0]
@@ -128,16 +128,16 @@ def _ask_kernel(verdict: Verdict, pids: Sequence[int], scene: Scene) -> Verdict:
         verdict = replace(verdict, because=(*verdict.because, also))
     count = scene.group_kills or scene.machine_kills
     if count:
-        where = "this control group" if scene.group_kills else "this machine"
+        where = "in this control group" if scene.group_kills else "on this machine"
         also = (
-            f"the kernel has killed {count} for memory in {where} so far; whether this was one of "
-            "them it does not say"
+            f"kills for memory that the kernel has counted {where}: {count}; whether this worker "
+            "was one of them is not known"
         )
         return replace(verdict, because=(*verdict.because, also))
     if scene.group_kills == 0 and scene.machine_kills == 0:
         also = (
-            "this machine's kernel has killed nobody for memory since it started: if it happened "
-            "here, it was not memory"
+            "this machine's kernel has killed no process for memory since it started: if it "
+            "happened here, it was not memory"
         )
         return replace(verdict, because=(*verdict.because, also))
     return verdict

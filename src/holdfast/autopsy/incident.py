@@ -23,18 +23,18 @@ _FIGURES = re.compile(r"\d[\d.,]*( ?[KMGT]i?B)?")
 class Incident:
     """A death, stall or failed start of a worker.
 
-    ``print(incident)`` tells it in one line, :meth:`report` with the reasons and what to do; the
-    fields tell it to a program, and :meth:`to_json` to a file.
+    ``print(incident)`` prints one line, :meth:`report` adds the reasons and what to do. The fields
+    are for programs, :meth:`to_json` is for files.
     """
 
     kind: str
     """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``; or
-    ``recycled``, replaced for its size, and ``renewed``, replaced with all others because of a
-    lock that was held when they were forked, if its stream could not be continued exactly then."""
+    ``recycled`` (replaced for its size) or ``renewed`` (replaced with all others because of a lock
+    that was held at the fork), if its stream could then not be continued exactly."""
     worker_id: int
     pid: int | None
     signal: str | None
-    """The name of the signal it died of, such as ``"SIGSEGV"``."""
+    """The name of the signal that ended it, such as ``"SIGSEGV"``."""
     exitcode: int | None
     """As :mod:`multiprocessing` gives it: negative for a signal."""
     batch: int | None
@@ -45,7 +45,7 @@ class Incident:
     position: int | None
     """The place of that sample in its batch."""
     step: str
-    """What it was doing: boot, start-up, fetch, transform (a part of fetch, if its stack shows it),
+    """What it was doing: boot, start-up, fetch, transform (the part of fetch that its stack shows),
     collate, send, replay, idle, stop."""
     stack: str
     """Its Python stack, if it left one."""
@@ -53,38 +53,39 @@ class Incident:
     """What was done: ``replaced; its batch is made again`` (or ``replaced`` alone, if it was making
     none; or ``started again after a pause``, ``replaced by one forked anew``), ``replaced; the
     sample is tried alone``, ``replaced; the sample is given up``, ``the sample is given up``, ``not
-    replaced, because it had nothing left to do``, ``gave up``. Of an iterable dataset ``replaced;
-    its stream is being taken up``, until that is done, and then what it has shown (see `exact`)."""
+    replaced, because it had nothing left to do``, ``gave up``. For an iterable dataset ``replaced;
+    its stream is being taken up`` while the new worker catches up, and then the result of that
+    (see `exact`)."""
     time: float
     """When it was noticed, in seconds since the epoch."""
 
     cause: str = UNKNOWN
     """A name of the catalogue (``holdfast explain --list``), or ``"unknown"``."""
     confidence: Confidence = "low"
-    """How sure that is: ``low``, ``medium`` or ``high``."""
+    """How certain that is: ``low``, ``medium`` or ``high``."""
     because: tuple[str, ...] = ()
     """Why we think so, in words."""
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What was read: exit status, counters, memory, limits, stack. Only what could be."""
+    """What could be read: exit status, counters, memory, limits, stack."""
     remedies: tuple[Remedy, ...] = ()
-    """What to do, cheapest first, with this machine's figures."""
+    """What to do, cheapest first, with the figures of this machine."""
     sample_name: str | None = None
     """What the dataset calls the sample, if it has ``sample_name(index)``."""
     loader: str = ""
-    """Whose worker it was: the loader's ``name``, or what its dataset is."""
+    """The loader: its ``name``, or the class of its dataset."""
     rank: int | None = None
-    """In which rank of a distributed run; None in a run of one process."""
+    """The rank in a distributed run; None in a run of one process."""
     exact: bool | None = None
-    """Of an iterable dataset: True if what had been delivered came again and was equal (all of it,
+    """For an iterable dataset: True if what had been delivered came again and was equal (all of it
     or, from a state, the last batch), False if it did not; `action` says which. What the stream
-    gives after that is not known to anybody. None if there was nothing to compare (yet), and for
+    gives after that cannot be checked. None if there was nothing to compare (yet), and for
     map-style data, where a batch is made again from its own indices."""
 
     def __str__(self) -> str:
         return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"
 
     def sentence(self) -> str:
-        """The line, without whose worker it was."""
+        """The line, without the name of the loader."""
         return f"{self.who()} {self.what()}{self.where()}; {self.action}"
 
     def who(self) -> str:
@@ -103,15 +104,15 @@ class Incident:
         return "\n".join(lines)
 
     def kind_of_death(self) -> Hashable:
-        """Equal for those that have one cause and want the same to be done, whatever the figures:
-        to explain one explains all."""
+        """Equal for incidents with the same cause and the same remedies, whatever the figures:
+        explaining one of them explains all."""
         return self.cause, tuple(_FIGURES.sub("", one.text) for one in self._advice(_SHOWN))
 
     def _advice(self, most: int) -> tuple[Remedy, ...]:
         return self.remedies[:most] if self.confidence != "low" else ()
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON has it, for a logbook."""
+        """All fields as JSON types, for a logbook."""
         record = {one.name: getattr(self, one.name) for one in fields(self)}
         if not isinstance(self.sample, (int, float, str)):
             record["sample"] = None if self.sample is None else repr(self.sample)[:1000]
@@ -138,8 +139,8 @@ class Incident:
             return words
         if self.confidence == "medium":
             title = CATALOGUE[self.cause].title
-            said = "was killed "  # by the words before it
-            known = words.startswith(said) and title.startswith(said)
+            said = "was killed "  # as the words before it: "was killed by SIGKILL (probably by …)"
+            known = words.startswith("was ") and title.startswith(said)
             guess = f"probably {title[len(said) :] if known else 'it ' + title}"
             return f"{words[:-1]}; {guess})" if words.endswith(")") else f"{words} ({guess})"
         title = CATALOGUE[self.cause].title
@@ -150,7 +151,7 @@ class Incident:
         return title if self.kind == "start-failed" else words
 
     def where(self) -> str:
-        """What it was doing then, in words."""
+        """What it was doing at that moment, in words."""
         doing = "transforming" if self.step == "transform" else "loading"
         if self.step in ("fetch", "transform") and self.position is not None:
             name = f"sample {self.sample!r}" if self.sample is not None else "a sample"
@@ -175,14 +176,14 @@ class Incident:
 
 
 _SIGNALS = {
-    "SIGKILL": "was killed",
-    "SIGTERM": "was terminated",
-    "SIGSEGV": "crashed with a segmentation fault",
-    "SIGBUS": "crashed with a bus error",
-    "SIGABRT": "aborted",
-    "SIGFPE": "crashed with an arithmetic error",
-    "SIGILL": "crashed on an illegal instruction",
-    "SIGXCPU": "used up its CPU time limit",
+    "SIGKILL": "was killed by SIGKILL",
+    "SIGTERM": "was terminated by SIGTERM",
+    "SIGSEGV": "crashed with a segmentation fault (SIGSEGV)",
+    "SIGBUS": "crashed with a bus error (SIGBUS)",
+    "SIGABRT": "aborted (SIGABRT)",
+    "SIGFPE": "crashed with an arithmetic error (SIGFPE)",
+    "SIGILL": "crashed on an illegal instruction (SIGILL)",
+    "SIGXCPU": "used up its CPU time limit (SIGXCPU)",
 }
 _SAID_BY_THE_SIGNAL = {
     UNKNOWN,
@@ -190,6 +191,7 @@ _SAID_BY_THE_SIGNAL = {
     "illegal-instruction",
     "abort",
     "stray-signal",
+    "killed-unexplained",
 }
 _OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 
@@ -197,8 +199,7 @@ _OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 def describe_end(signal: str | None, exitcode: int | None) -> str:
     """How a process ended, in words that follow its name."""
     if signal is not None:
-        words = _SIGNALS.get(signal, "died of a signal")
-        return f"{words} ({signal})"
+        return _SIGNALS.get(signal, f"died of {signal}")
     if exitcode is None:
         return "disappeared"
     return f"exited by itself with code {exitcode}"

@@ -1,13 +1,14 @@
 """A folder that fills while training runs, and can be read whatever happened to the run.
 
 Each record is one line of JSON, appended with one write; a kill at any moment costs at most the
-line being written. Whoever appends next starts on a new line, and readers pass over what is torn.
-Files are opened for each record: incidents are rare, memory is noted every few seconds, and so
-there is no state that a fork could share or a kill could lose.
+line being written. The next writer starts on a new line, and readers skip incomplete lines. Files
+are opened for each record: incidents are rare, memory is noted every few seconds, and so there is
+no state that a fork could share or a kill could lose.
 
-A file that has grown to its limit becomes ``name.1.jsonl`` and a new one begins: the last stretch
-is always there, in bounded room. Each rank of a distributed run has a folder of its own (the first
-the folder itself), so no two machines write one file. Several loaders of one process may.
+A file that has grown to its limit is renamed to ``name.1.jsonl`` and a new one begins, so the
+newest records are always there, in bounded space. Each rank of a distributed run has its own folder
+(rank 0 has the folder itself), so no two machines write one file. Several loaders of one process
+may.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ __all__ = ["KINDS", "Logbook", "Story", "read"]
 log = logging.getLogger("holdfast")
 
 TAKEN_UP = "taken-up"
-"""The event that says how an incident of an iterable dataset went on; `read` puts them together."""
+"""The event that says how an incident of an iterable dataset went on; `read` merges the two."""
 KINDS = ("incidents", "bad_samples", "memory", "events")
-LIMIT = 8 << 20  # bytes of one file before it is put aside
+LIMIT = 8 << 20  # bytes of one file before it is renamed
 _LONGEST = 256 << 10  # bytes of one record
-PATIENCE = 1.0  # seconds to wait for others who write
+PATIENCE = 1.0  # seconds to wait for another writer
 
 
 class Logbook:
@@ -54,20 +55,20 @@ class Logbook:
         loader: str = "",
         limit: int = LIMIT,
     ) -> None:
-        """`loader`: what the one is called that writes it; its records say so."""
+        """`loader` is the name of the loader that writes it; every record contains it."""
         self.rank = origin.rank().number if rank is None else rank
         self.loader = loader
         self.given = os.fspath(folder)
         top = Path(folder)
         self.folder = top / f"rank-{self.rank}" if self.rank else top
         self.limit = limit
-        self.failed = False  # a record could not be written, which was said
-        # Some minutes of a dead disk.
+        self.failed = False  # a record could not be written, and the user was told
+        # Enough for some minutes while the disk does not answer.
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=100)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, options: Mapping[str, Any]) -> None:
-        """Note which run this is: versions, options, machine; an earlier run's note goes."""
+        """Write run.json: versions, options, machine. It replaces that of an earlier run."""
         record = {
             "time": time.time(),
             "pid": os.getpid(),
@@ -91,11 +92,11 @@ class Logbook:
         self._append("bad_samples", record)
 
     def memory(self, record: Mapping[str, Any]) -> None:
-        """To be written by the next `flush`: who measures must not be kept waiting by a disk."""
+        """Queue it for the next `flush`: measuring must never wait for a disk."""
         self._waiting.append(("memory", {"time": time.time(), **record}))
 
     def event(self, event: str, text: str, **figures: Any) -> None:
-        """Something that happened and is no incident. Written by the next `flush` too."""
+        """Something that happened and is no incident. Queued for the next `flush` too."""
         record = {"time": time.time(), "event": event, "text": text, **figures}
         self._waiting.append(("events", record))
 
@@ -105,7 +106,7 @@ class Logbook:
         return bool(self._waiting)
 
     def flush(self) -> None:
-        """Write what waits to be written."""
+        """Write all queued records."""
         while self._waiting:
             try:
                 kind, record = self._waiting.popleft()
@@ -117,7 +118,7 @@ class Logbook:
         whole = {"time": time.time()} | {name: _plain(value) for name, value in record.items()}
         whole |= {"rank": self.rank, "loader": self.loader, "trainer": os.getpid()}
         line = json.dumps(whole)
-        if len(line) > _LONGEST:  # a stack without end: keep what tells the story
+        if len(line) > _LONGEST:  # a very long stack, for example: shorten every field
             line = json.dumps({name: _short(value) for name, value in whole.items()})
         path = self.folder / f"{kind}.jsonl"
         with self._surviving(), _alone(self.folder):
@@ -127,33 +128,35 @@ class Logbook:
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
-        """A full disk must not end a run that would go on without a logbook; but say so, once."""
+        """A full disk must not end the run: warn once and go on."""
         try:
             yield
         except OSError as error:
             if not self.failed:
                 log.warning(
-                    "the logbook %s cannot be written (%s); the run goes on", self.folder, error
+                    "the logbook %s cannot be written (%s); the run goes on without it",
+                    self.folder,
+                    error,
                 )
             self.failed = True
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While files are put aside nobody else may append. The kernel drops the lock of the dead."""
+    """Exclude other writers while a file is renamed. The kernel unlocks when a process dies."""
     fd = kernel.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(fd)
         yield
     finally:
-        # Not by closing alone: a child that another thread forked just now has a copy of it.
+        # Closing is not enough: a child that another thread has just forked has a copy of `fd`.
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
 def _lock(fd: int) -> None:
-    """Wait a moment, not for ever: a line between two others is worse than none, a hang worse."""
+    """Wait for the lock, but not for ever: losing a record is better than mixing two or hanging."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -164,7 +167,7 @@ def _lock(fd: int) -> None:
                 raise
             time.sleep(0.001)
         except OSError:
-            return  # a file system without locks: one writer is the rule
+            return  # a file system without locks: usually there is only one writer
 
 
 def _size(path: Path) -> int:
@@ -175,7 +178,7 @@ def _size(path: Path) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; what it does not know, as text."""
+    """The value as a JSON type; its repr if there is none."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -208,7 +211,7 @@ def _versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Story:
-    """All that a logbook says, over all ranks, oldest first."""
+    """All records of a logbook, of all ranks, oldest first."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     incidents: list[dict[str, Any]] = field(default_factory=list)
@@ -217,11 +220,11 @@ class Story:
     events: list[dict[str, Any]] = field(default_factory=list)
     """What happened and is no incident: workers replaced because of their size, memory that ran
     short, starts that had to be tried again."""
-    damaged: int = 0  # lines that are no JSON, or not such records
+    damaged: int = 0  # lines that are not JSON, or not such records
 
     @property
     def leaks(self) -> list[dict[str, Any]]:
-        """What piles up in workers, and where: among the records of memory."""
+        """The records of memory that say what piles up in workers, and where."""
         return [one for one in self.memory if "leak" in one]
 
     @property
@@ -233,7 +236,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
     """Read a logbook, also one that is being written or whose writers were killed."""
     top = Path(folder)
     if not top.is_dir():
-        raise NotADirectoryError(f"{top} is not a folder, so it is no logbook")
+        raise NotADirectoryError(f"{top} is not a folder, so it is not a logbook")
     runs: list[dict[str, Any]] = []
     records: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     damaged = 0
@@ -259,7 +262,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
 
 
 def _completes(event: dict[str, Any], incidents: list[dict[str, Any]]) -> bool:
-    """Whether it says how an incident went on, which is then known of that incident."""
+    """Whether it says how an incident went on; if so, that incident is updated."""
     if event["event"] != TAKEN_UP:
         return False
     for one in incidents:
@@ -303,11 +306,11 @@ _SHAPES: dict[str, _Shape] = {
     },
     "events": {**_ALWAYS, "event": (str,), "text": (str,)},
 }
-"""Of which type the fields of a record are: what does not fit was not written by us."""
+"""The types of a record's fields; a record that does not match was not written by us."""
 
 
 def _record(line: bytes, shape: _Shape) -> dict[str, Any] | None:
-    """The record on a line; None if it is torn, or none of ours."""
+    """The record on a line; None if it is incomplete, or not one of ours."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The machine we are on, as remedies name it."""
+"""The machine we run on: the figures that remedies name."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Machine:
-    """What matters of it for data loading. None is unknown or unlimited."""
+    """What matters for data loading. None means unknown or unlimited."""
 
-    place: str = ""  # docker, kubernetes, slurm, or nothing of the kind
+    place: str = ""  # docker, kubernetes or slurm; empty if none of these
     cpus: int | None = None
     memory: process.Meminfo | None = None
     memory_limit: int | None = None
@@ -123,7 +123,7 @@ class Machine:
 
 
 def in_words(count: int) -> str:
-    """Bytes as a person says them: "64 MiB"."""
+    """A number of bytes for people: "64 MiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -138,7 +138,7 @@ def _more(limit: int) -> int:
 
 
 def _raised(soft: int | None, hard: int | None) -> int | str:
-    """The hard limit; where the soft one is there already, twice as much, which takes root."""
+    """The hard limit; twice as much if the soft limit is there already, which needs root."""
     if hard is None:
         return "unlimited"
     return 2 * hard if soft == hard else hard

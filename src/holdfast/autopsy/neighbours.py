@@ -1,8 +1,8 @@
-"""The threads beside the one that forks: what they do is not in the copy, what they hold is.
+"""The trainer's other threads at a fork: the child lacks them, but has the locks they hold.
 
-Their frames are not walked from Python. They run on whenever the walk pauses, and may end: to ask
-a frame of an ended thread for its caller has crashed the interpreter. `faulthandler` writes all
-stacks down in one go, while nobody else can run.
+Their frames are not walked from Python. Those threads keep running meanwhile and may end, and
+asking a frame of an ended thread for its caller has crashed the interpreter. `faulthandler` writes
+all stacks in one go, while no other thread can run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRAME = '  File "'
 
 
 def neighbours() -> tuple[Neighbour, ...]:
-    """The threads of Python's that run beside this one, but for our own, and where they are."""
+    """The other Python threads of this process, without our own, and where they are."""
     here = threading.get_ident()
     names = {
         thread.ident: thread.name
@@ -52,7 +52,7 @@ def _stacks(dump: str) -> dict[int, tuple[str, ...]]:
 
 
 def _dump() -> str:
-    """All stacks as `faulthandler` writes them; "" if there is no descriptor left to write to."""
+    """All stacks as `faulthandler` writes them; "" if no file descriptor is left for it."""
     try:
         fd = kernel.memory_file("holdfast-threads")
     except OSError:

@@ -1,7 +1,7 @@
 """The catalogue as pages of the docs, so that the two can never differ.
 
 ``python -m holdfast.autopsy.pages docs/causes`` writes them; with ``--check`` it only says whether
-they are as they should be.
+they are up to date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTE = (
 )
 
 
-_FIGURES = re.compile(r" \((now|here) [^)]*\)")  # what only a machine can say
+_FIGURES = re.compile(r" \((now|here) [^)]*\)")  # figures of one machine
 
 
 def pages() -> dict[str, str]:
@@ -110,7 +110,7 @@ def _index() -> str:
 
 
 def _readable(pattern: str) -> str:
-    """A pattern as people may read it: without escapes, gaps as an ellipsis."""
+    """A pattern for people to read: without escapes, gaps as an ellipsis."""
     shown = re.sub(r"\[\\s\\S\]\{[^}]*\}\??|\[\^[^\]]*\]\{[^}]*\}|\.\{[^}]*\}|\.\*", " … ", pattern)
     shown = shown.replace("(?P<said>", "(")
     shown = re.sub(r"\(\?[a-zA-Z]+\)|\(\?!.*?\)|\\b|\$$|^\^", "", shown)

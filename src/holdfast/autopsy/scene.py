@@ -1,7 +1,7 @@
-"""What this machine still says about something that happened here earlier.
+"""What this machine still knows about something that happened here earlier.
 
-Counters tell how often, not when; only the kernel's log names a pid. So this supports a verdict on
-a text, and decides one only when the pid in the text stands in the log.
+Counters say how often, not when; only the kernel's log names a pid. So this supports a verdict on a
+text, and decides one only if the log contains a pid of the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Scene"]
 
 @dataclass(frozen=True)
 class Scene:
-    """The machine where it happened, some time after."""
+    """The machine where it happened, some time later."""
 
     machine: Machine
     kernel: kernel_log.KernelLog | None = None

@@ -8,10 +8,10 @@ __all__ = ["file_of", "frames", "innermost", "tidy", "users"]
 
 
 def tidy(dump: str, ours: str = OURS) -> str:
-    """Leave out the engine's own frames, what called them, and the list of extension modules.
+    """Leave out the engine's own frames, their callers, and the list of extension modules.
 
-    Frames come innermost first. In a forked worker the outer ones even belong to the trainer as it
-    was when the loader began; from the first frame of ours on, nothing concerns the user.
+    Frames come innermost first. In a forked worker the outer ones even belong to the trainer at the
+    time of the fork; from our first frame on, nothing concerns the user.
     """
     kept: list[str] = []
     below_us = False
@@ -29,9 +29,9 @@ def tidy(dump: str, ours: str = OURS) -> str:
 
 
 def innermost(dump: str) -> str:
-    """The frame that the thread the signal struck was in, or "".
+    """The innermost frame of the thread that got the signal, or "".
 
-    A dump begins with the youngest thread, which as a rule is not the one that matters.
+    A dump begins with the youngest thread, which is usually not the one that matters.
     """
     return next(iter(frames(dump)), "")
 
@@ -47,7 +47,7 @@ def file_of(frame: str) -> str:
 
 
 def frames(dump: str) -> list[str]:
-    """Those of the thread the signal struck, innermost first."""
+    """The frames of the thread that got the signal, innermost first."""
     _, marked, current = dump.partition("Current thread ")
     own = current.partition("\nThread ")[0] if marked else dump
     return [line.strip() for line in own.splitlines() if line.startswith('  File "')]

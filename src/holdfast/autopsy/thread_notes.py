@@ -1,7 +1,7 @@
 """Threads of a worker that ended with an error, noted where its last stack will be.
 
-Such a thread harms nobody at once; the sample that waits for it an hour later does. The note goes
-to the place of the `faulthandler` dump, in memory that survives the worker.
+Such a thread does no harm at once, but a sample that waits for it an hour later hangs. The note is
+written where the `faulthandler` dump goes, in memory that survives the worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST = 300  # bytes
 
 
 def install(fd: int) -> None:
-    """Note what ends threads of this process; what was done about it before still is."""
+    """Note the exceptions that end threads of this process; the previous hook runs as well."""
     before = threading.excepthook
     left = _NOTES
 
@@ -35,7 +35,7 @@ def install(fd: int) -> None:
 
 
 def split(dump: str) -> tuple[tuple[str, ...], str]:
-    """The notes, and what else stands in a dump."""
+    """The notes of a dump, and the rest of it."""
     notes, rest = [], []
     for line in dump.splitlines():
         if line.startswith(_MARK):

@@ -1,10 +1,10 @@
-"""From evidence to a cause, and how sure we may be.
+"""From evidence to a cause, and how certain it is.
 
 A pure function: no file, no clock, no process. The rules are those of a careful post-mortem, in
-this order: did we do it ourselves; did it ever start; which signal or status; which counters
-moved; what was said. Two errors are worse than "unknown" here: to say "out of memory" without a
-counter, and to be sure and wrong. So whatever has an innocent explanation left is at most
-"medium", and says which.
+this order: did holdfast end the worker itself; did the worker ever start; which signal or status;
+which counters moved; which messages were printed. Two errors are worse than "unknown" here: saying
+"out of memory" without a counter, and being certain and wrong. So a verdict with another possible
+explanation is at most "medium", and names that explanation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from holdfast.autopsy.stack import file_of, frames, innermost, users
 
 __all__ = ["Run", "Verdict", "judge", "remedies_for"]
 
-_AT_ONCE = 5.0  # seconds within which a death may be the work of a signal to all
-_SMALL_SHM = 256 << 20  # what a container gets without being asked, and a little more
+_AT_ONCE = 5.0  # seconds after a signal to the process group in which a death may be due to it
+_SMALL_SHM = 256 << 20  # bytes: a container's default /dev/shm, and a little more
 _STORAGE = re.compile(
     r"nfs|rpc_|fuse|request_wait_answer|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
     r"blk_|jbd2|xfs_|ext4_|btrfs|submit_bio|wait_on_buffer|netfs"
@@ -52,7 +52,7 @@ _CRASHES = {"SIGSEGV": "native-segv", "SIGFPE": "native-segv", "SIGILL": "illega
 
 @dataclass(frozen=True)
 class Verdict:
-    """A cause, how sure we are of it, and why."""
+    """A cause, how certain it is, and why."""
 
     cause: str
     confidence: Confidence
@@ -65,13 +65,13 @@ class Verdict:
     @property
     def title(self) -> str:
         if self.cause == UNKNOWN:
-            return "ended for a reason that cannot be told"
+            return "ended for an unknown reason"
         return CATALOGUE[self.cause].title
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run it happened in, when that was one of holdfast's own."""
+    """The run it happened in, if that run used holdfast."""
 
     workers: int
     trainer: int  # its pid
@@ -104,8 +104,8 @@ def remedies_for(
     starting: bool = False,
     **facts: object,
 ) -> tuple[Remedy, ...]:
-    """A cause's remedies with this machine's figures, without those for other places; and, if it
-    is known which run it was, without those that it has nothing for."""
+    """A cause's remedies with this machine's figures, without those for other places; if the run is
+    known, also without those that do not apply to it."""
     if slug == UNKNOWN:
         return ()
     if run is not None:
@@ -152,7 +152,7 @@ def _not_born(e: Evidence) -> Verdict | None:
 
 
 def _stall(e: Evidence) -> Verdict | None:
-    """We killed it for lack of progress: what it was doing before says why."""
+    """We killed it for lack of progress: what it was doing before that says why."""
     if not e.stalled:
         return None
     seen = e.activity
@@ -178,7 +178,7 @@ def _stall(e: Evidence) -> Verdict | None:
             "storage-stall",
             "high" if storage else "medium",
             said,
-            "state D waits inside the kernel, as a rule for a disk or a server",
+            "a process in state D waits inside the kernel, usually for a disk or a file server",
             perhaps=() if storage else ("stopped",),
         )
     if seen.wchan and _STORAGE.search(seen.wchan):
@@ -218,7 +218,7 @@ def _stall(e: Evidence) -> Verdict | None:
 
 
 def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
-    """It waits for a lock: after a fork from a process with threads that has a likely reason."""
+    """It waits for a lock: after a fork from a process with threads there is a likely reason."""
     forked = e.start_method == "fork" and (e.threads_at_fork or 1) > 1
     if re.search(r"fsspec[/.]asyn", e.stack):
         return _verdict(
@@ -234,7 +234,7 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
             "medium",
             *reasons,
             f"it was forked from a process with {e.threads_at_fork} threads, and its stack is in a "
-            "library that keeps locks of its own",
+            "library that has its own locks",
             perhaps=("silent-stall", "openmp-after-use"),
         )
     if e.alone is not False and (lost := _lost_holder(e)) is not None:
@@ -243,7 +243,7 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
             "medium",
             *reasons,
             f"when it was forked, the trainer's thread {lost[0].name!r} was in the same file: "
-            f"{lost[1]}; if it held that lock, nobody can release it here",
+            f"{lost[1]}; if that thread held the lock, it can never be released in the worker",
             perhaps=("silent-stall",),
         )
     perhaps = ("fork-lock-deadlock",) if forked else ()
@@ -251,13 +251,14 @@ def _lock(e: Evidence, reasons: tuple[str, ...]) -> Verdict:
         "silent-stall",
         "medium",
         *reasons,
-        "that is a lock somebody else holds, or a queue or an event that nobody serves",
+        "it waits for a lock that another thread holds, or for a queue or an event",
         perhaps=perhaps,
     )
 
 
 def _lost_holder(e: Evidence) -> tuple[Neighbour, str] | None:
-    """A thread that was not copied, in a file that the worker now waits in; and where in it."""
+    """A trainer's thread that was, at the fork, in a file that the worker now waits in; and its
+    frame there."""
     mine = {file_of(one) for one in frames(e.stack)}
     for thread in e.neighbours:
         for frame in thread.frames:
@@ -296,22 +297,22 @@ def _named_by_kernel(e: Evidence) -> Verdict | None:
 
 
 def _spent(e: Evidence) -> Verdict | None:
-    """At the hard limit on CPU time the kernel kills, and counts it nowhere."""
+    """At the hard limit on CPU time the kernel kills the process; no counter shows it."""
     if e.cpu_limit is None or e.cpu_seconds is None:
         return None
-    # It counts ticks there and measures here; on a busy machine the two differ.
+    # The limit counts ticks, `cpu_seconds` is measured; on a busy machine the two differ.
     if e.cpu_seconds < e.cpu_limit - max(0.25, e.cpu_limit / 100):
         return None
     said = f"it had used {e.cpu_seconds:.1f} s of CPU time, and {e.cpu_limit:g} s is its hard limit"
-    if e.cpu_seconds > e.cpu_limit + max(1.0, e.cpu_limit / 100):  # which no process lives to do
+    if e.cpu_seconds > e.cpu_limit + max(1.0, e.cpu_limit / 100):  # no process lives that long
         return _verdict(
             "cpu-limit",
             "medium",
             said,
-            "so some of it was its children's, which do not count",
+            "so a part of it was used by its child processes, which does not count",
             perhaps=("killed-from-outside", "oom-killed"),
         )
-    return _verdict("cpu-limit", "high", said, "there the kernel sends SIGKILL")
+    return _verdict("cpu-limit", "high", said, "the kernel sends SIGKILL at that limit")
 
 
 def _counted(e: Evidence) -> Verdict | None:
@@ -321,13 +322,13 @@ def _counted(e: Evidence) -> Verdict | None:
     count = kills.group or kills.machine or 0
     others = [pid for pid in e.kernel_victims if pid != e.pid]
     if e.kernel_readable and len(others) >= count:
-        # It writes whom it kills before it does: what was counted is accounted for.
+        # The kernel logs each victim before it kills it: the log explains the whole count.
         return _verdict(
             "killed-from-outside",
             "medium",
             "SIGKILL that holdfast did not send",
             f"the kernel killed {count} for memory, but its log names pid {others[-1]}, not this",
-            "so somebody sent it, perhaps the worker itself; a signal does not say who",
+            "so a process sent it, perhaps the worker itself; a signal does not name its sender",
             perhaps=("oom-killed",),
         )
     if kills.group:
@@ -338,7 +339,7 @@ def _counted(e: Evidence) -> Verdict | None:
             e,
             "low",
             said,
-            f"but {kills.deaths} workers died in that time, so it may be another's",
+            f"but {kills.deaths} workers died in that time, so that may have been another one",
             perhaps=("killed-from-outside",),
         )
     said = f"oom_kill in /proc/vmstat went up by {kills.machine}, which counts the whole machine"
@@ -347,7 +348,7 @@ def _counted(e: Evidence) -> Verdict | None:
             "killed-unexplained",
             "low",
             said,
-            "in this worker's control group it did not move",
+            "the counter of this worker's control group did not move",
             perhaps=("oom-killed", "killed-from-outside"),
         )
     enough = (kills.machine or 0) >= kills.deaths
@@ -380,7 +381,9 @@ def _not_counted(e: Evidence) -> Verdict:
             f"{_to_all(e)}, as batch systems do before they kill",
             perhaps=("killed-from-outside",),
         )
-    said.append("so somebody sent it, perhaps the worker itself; a signal does not say who")
+    said.append(
+        "so a process sent it, perhaps the worker itself; a signal does not name its sender"
+    )
     return _verdict("killed-from-outside", "medium", *said)
 
 
@@ -389,7 +392,7 @@ def _oom(
 ) -> Verdict:
     said = [*because, *_memory(e)]
     if e.oom_group:
-        said.append("memory.oom.group is set: next time the whole container may go at once")
+        said.append("memory.oom.group is set: next time the kernel may kill the whole container")
     return _verdict("oom-killed", confidence, *said, perhaps=perhaps)
 
 
@@ -416,10 +419,10 @@ def _bus(e: Evidence) -> Verdict | None:
             "shm-exhausted",
             "low",
             "SIGBUS",
-            said + ", and what the worker had there went with it",
+            said + " now, but what the worker had there was freed when it died",
             perhaps=("sigbus-not-shm",),
         )
-    reasons = ["SIGBUS", said + ": that is not it"]
+    reasons = ["SIGBUS", said + ", so shared memory was not the reason"]
     reasons += [f"its stack is in {mapped}"] if mapped else _where(e.stack)
     return _verdict(
         "sigbus-not-shm",
@@ -434,7 +437,7 @@ def _abort(e: Evidence) -> Verdict | None:
         return None
     said = "SIGABRT that holdfast did not send"
     if e.stderr is None:
-        silent = "its words on standard error could not be read back: look at them there"
+        silent = "what it wrote to standard error was not kept: look for it there"
         return _verdict("abort", "medium", said, silent, perhaps=("allocation-failed",))
     for finding in find(_end_of(e.stderr)):
         if finding.slug in ("allocation-failed", "file-system-strategy", "shm-exhausted"):
@@ -464,7 +467,7 @@ def _crash(e: Evidence) -> Verdict | None:
                 "stack-overflow",
                 "medium",
                 *said,
-                f"one frame stands {count} times in its stack: {frame}",
+                f"one frame is {count} times in its stack: {frame}",
                 perhaps=("native-segv",),
             )
         near = _fault_by_the_stack(e.kernel_lines)
@@ -474,8 +477,8 @@ def _crash(e: Evidence) -> Verdict | None:
                 "medium",
                 *said,
                 near
-                or "it left no stack though its handlers were in place: they could not run, as "
-                "when the stack of a thread has run over",
+                or "it left no stack although its signal handlers were installed: they could not "
+                "run, as when a thread's stack overflows",
                 perhaps=("native-segv",),
             )
         if not e.stack:
@@ -500,7 +503,7 @@ def _fault_by_the_stack(lines: tuple[str, ...]) -> str | None:
     for line in lines:
         match = re.search(r"segfault at ([0-9a-f]+) ip \S+ sp ([0-9a-f]+)", line)
         if match and abs(int(match[1], 16) - int(match[2], 16)) < _BY_THE_STACK:
-            return "the address it failed at is by its stack pointer"
+            return "the address of the fault is close to its stack pointer"
     return None
 
 
@@ -532,14 +535,14 @@ def _told(e: Evidence) -> Verdict | None:
     if e.signal == "SIGINT":
         return _verdict("ctrl-c-flood", "medium", said, perhaps=("killed-from-outside",))
     if e.siblings:
-        also = f"{e.siblings} more of the workers died at the same moment"
+        also = f"{e.siblings} other workers died at the same moment"
         return _verdict("group-sigterm", "medium", said, also, perhaps=("killed-from-outside",))
     return _verdict(
         "killed-from-outside",
         "medium",
         said,
         "neither the trainer nor another worker got it, so it was meant for this one",
-        "somebody sent it, perhaps the worker itself; a signal does not say who",
+        "a process sent it, perhaps the worker itself; a signal does not name its sender",
         perhaps=("group-sigterm",),
     )
 
@@ -562,11 +565,11 @@ def _other_signal(e: Evidence) -> Verdict | None:
 def _exit(e: Evidence) -> Verdict | None:
     if e.exitcode is None:
         return None
-    said = f"it ended with status {e.exitcode} and told nobody why"
+    said = f"it ended with status {e.exitcode} and did not say why"
     if e.group_signal == "SIGINT" and e.group_signal_ago <= _AT_ONCE:
         return _verdict("ctrl-c-flood", "medium", said, _to_all(e))
     for finding in find(_end_of(e.stderr)):
-        # The end of a process whose library gives up: it says why, and exits.
+        # A library that gives up prints the reason and exits.
         if finding.confidence == "high" and e.exitcode != 0:
             return _verdict(
                 finding.slug,
@@ -598,7 +601,7 @@ def _lost(e: Evidence) -> Verdict | None:
     return _verdict(
         "killed-unexplained",
         "low",
-        f"{process} {e.nursery_end or 'is gone'}, and they went with it",
+        f"{process} {e.nursery_end or 'is gone'}, and the workers ended with it",
         *(
             [f"oom_kill went up by {e.kills.group or e.kills.machine}"]
             if e.kills.group or e.kills.machine
@@ -613,7 +616,7 @@ def _only_said(e: Evidence) -> Verdict | None:
 
 
 def _nothing(e: Evidence) -> Verdict:
-    return _verdict(UNKNOWN, "low", "nothing that is known here fits")
+    return _verdict(UNKNOWN, "low", "no known cause fits")
 
 
 _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
@@ -649,18 +652,18 @@ def _said(finding: Finding, *before: str) -> Verdict:
 def _memory(e: Evidence) -> list[str]:
     said = []
     if e.worker_bytes is not None:
-        said.append(f"the worker had {in_words(e.worker_bytes)} when it was last looked at")
-    last = e.memory[-1] if e.memory else None  # which is from after its death
+        said.append(f"the worker had {in_words(e.worker_bytes)} when it was last measured")
+    last = e.memory[-1] if e.memory else None  # measured after its death
     if last is not None and last.limit is not None and last.usage is not None:
         group = f"its control group used {in_words(last.usage)} of {in_words(last.limit)}"
-        said.append(f"once it was gone, {group}")
+        said.append(f"after its death {group}")
     if last is not None and last.available is not None:
         said.append(f"the machine had {in_words(last.available)} available")
     return said
 
 
 def _where(stack: str) -> list[str]:
-    """Where it was, and how it got there from the user's own code."""
+    """Where it was, and from which line of the user's own code."""
     top, own = innermost(stack), users(stack)
     if not top:
         return []
@@ -674,7 +677,7 @@ def _to_all(e: Evidence) -> str:
 
 
 def _end_of(stderr: str | None, lines: int = 10) -> str:
-    """The last lines that say anything: what stands further up was survived."""
+    """The last lines that are not empty: errors further up were survived."""
     said = [line.strip() for line in (stderr or "").splitlines() if line.strip()]
     return "\n".join(said[-lines:])
 
@@ -686,7 +689,7 @@ def _tasks(e: Evidence) -> list[str]:
 
 
 def _asides(e: Evidence, verdict: Verdict) -> list[str]:
-    """What does not decide it but should be known."""
+    """What does not decide the verdict but should be known."""
     said = []
     for whose, count in (("trainer", e.descriptors), ("worker", e.worker_descriptors)):
         if count is not None and e.descriptor_limit and count > 0.9 * e.descriptor_limit:
@@ -698,7 +701,7 @@ def _asides(e: Evidence, verdict: Verdict) -> list[str]:
     said += [f"before that, {note}" for note in e.thread_notes]
     last = _end_of(e.stderr, 1)[:200]
     if last and not any(last in reason for reason in verdict.because):
-        said.append(f"the last it wrote to standard error: {last}")
+        said.append(f"its last line on standard error: {last}")
     return said
 
 

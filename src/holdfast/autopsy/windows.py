@@ -1,8 +1,9 @@
-"""A text of any length, a stretch at a time, with the numbers its lines have in the file.
+"""A text of any length in overlapping windows of lines, with their line numbers in the file.
 
-A log of weeks does not fit into memory, and what ended the run may stand anywhere in it. So it is
-read in windows that overlap by more than the longest message spans. Colours, what progress bars
-overwrote and launchers' prefixes are taken off, but a line keeps the number an editor shows for it.
+A log of weeks does not fit into memory, and the error that ended the run may be anywhere in it. So
+it is read in windows that overlap by more than the longest message spans. Colours, overwritten
+progress bars and launchers' prefixes are removed, but a line keeps the number an editor shows for
+it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 __all__ = ["Window", "windows"]
 
 SIZE = 1 << 18  # characters of a window
-OVERLAP = 1 << 14  # characters that come again in the next
-_LONGEST = 1 << 16  # characters after which a line without an end is cut
+OVERLAP = 1 << 14  # characters that are repeated in the next window
+_LONGEST = 1 << 16  # characters after which a line is cut
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(r"(\[?rank ?\d+\]?:\s|\[default\d+\]:|\d+: (?=\w*Error|Traceback| ))")
@@ -23,11 +24,11 @@ _PREFIX = re.compile(r"(\[?rank ?\d+\]?:\s|\[default\d+\]:|\d+: (?=\w*Error|Trac
 
 @dataclass(frozen=True)
 class Window:
-    """Lines in a row; those before `fresh` stood in the window before, too."""
+    """Consecutive lines; those before `fresh` were in the previous window too."""
 
     lines: tuple[str, ...]
     numbers: tuple[int, ...]
-    """Of each line, counted from 1; what a progress bar wrote over itself has one number."""
+    """Line numbers, counted from 1; all states of one progress bar have the same number."""
     fresh: int = 0
 
 
@@ -77,6 +78,6 @@ def _pieces(text: str, number: int) -> Iterator[tuple[int, str]]:
     raw = _ANSI.sub("", text).split("\n")
     for index, line in enumerate(raw):
         if not line and index == len(raw) - 1:
-            continue  # what stands after the last line's end
+            continue  # the empty rest after the last newline
         for piece in line.removesuffix("\r").split("\r"):
             yield number + index, _PREFIX.sub("", piece, 1) if _PREFIX.match(piece) else piece

@@ -15,7 +15,7 @@ EXIT: dict[Status, int] = {"good": 0, "warning": 1, "bad": 3}  # 2 is click's, f
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, what that means, and the command that changes it."""
+    """What was checked, the result, what it means, and the command that changes it."""
 
     name: str
     status: Status

@@ -1,7 +1,6 @@
-"""Is this dataset fit for workers? One check, one function.
+"""Is this dataset fit for workers? One function per check.
 
-What can be seen by looking is looked at here; what must be tried is tried in a worker (`probe.py`)
-and judged here.
+Some checks only inspect the dataset. The others judge what was measured in a worker (`probe.py`).
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from holdfast.memory.pressure import Pressure
 
 __all__ = ["Plan", "Rates", "examine"]
 
-_SHARE = 0.5  # of what is available: beyond that, memory in flight is a worry
+_SHARE = 0.5  # of the available memory: warn if more than that is in flight
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the dataset is going to be loaded."""
+    """How the dataset will be loaded."""
 
     batch_size: int = 32
     num_workers: int = 4
@@ -54,8 +53,8 @@ def examine(
     room: Reading,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Check]:
-    """All checks of a dataset; `say` hears what is being done."""
-    opened = handles(dataset)  # before it is pickled: that makes some libraries close their file
+    """All checks of a dataset; `say` is called with what is being done."""
+    opened = handles(dataset)  # before pickling, which makes some libraries close their file
     checks = [pickles(dataset), containers(dataset, plan), opened]
     checks += [generators(dataset), accelerator_tensors(dataset)]
     say(f"loading {plan.samples} samples in a forked worker")
@@ -77,7 +76,7 @@ def examine(
 
 
 def cannot_be_made(error: BaseException) -> Check:
-    """When importing or making it failed already."""
+    """The check if importing or making the dataset failed."""
     return bad(
         "making it",
         f"failed: {type(error).__name__}: {error}",
@@ -85,7 +84,7 @@ def cannot_be_made(error: BaseException) -> Check:
     )
 
 
-# -- by looking ---------------------------------------------------------------------------
+# -- by inspecting it ---------------------------------------------------------------------
 
 
 def pickles(dataset: Any) -> Check:
@@ -93,14 +92,14 @@ def pickles(dataset: Any) -> Check:
     if path is not None:
         return warning(
             "pickling",
-            f"{path} does not pickle: workers can only be forked (not the default since Python 3.14)",
+            f"{path} cannot be pickled: workers can only be forked (not the default since Python 3.14)",
             "def instead of lambda; open files when they are first used, or drop them in __getstate__",
         )
     try:
         size = len(pickle.dumps(dataset, 5))
-    except Exception:  # only with multiprocessing's own reducers, as when workers are started
-        return good("pickling", "pickles when workers are started, by reference")
-    return good("pickling", f"pickles, to {in_words(size)}")
+    except Exception:  # needs multiprocessing's own reducers, which are used to start workers
+        return good("pickling", "can be pickled to start workers, by reference")
+    return good("pickling", f"can be pickled, to {in_words(size)}")
 
 
 def containers(dataset: Any, plan: Plan) -> Check:
@@ -112,7 +111,7 @@ def containers(dataset: Any, plan: Plan) -> Check:
         f"{one.path}: {one.kind} of {one.items:,}, {in_words(one.size)}" for one in found[:4]
     )
     meaning = (
-        f"{names}. Every worker that reads them copies them, {in_words(total * plan.num_workers)} for "
+        f"{names}. Every worker that reads them copies them: {in_words(total * plan.num_workers)} with "
         f"{plan.num_workers} workers"
     )
     command = "holdfast.pack(dataset)   # before the loader is made; says what it did"
@@ -126,7 +125,7 @@ def handles(dataset: Any) -> Check:
     more = f", and {len(found) - 5} more" if len(found) > 5 else ""
     return bad(
         "open handles",
-        f"{'; '.join(found[:5])}{more}. Forked workers share it, its position and its protocol too: "
+        f"{'; '.join(found[:5])}{more}. Forked workers share it with its position and its protocol: "
         "they get each other's data, or crash in its library",
         "open it in __getitem__ when it is first used (if self.file is None: …), not in __init__",
     )
@@ -138,15 +137,15 @@ def generators(dataset: Any) -> Check:
     if running:
         return bad(
             "generators",
-            f"{', '.join(running)}: a generator or iterator that was made here goes on in every "
-            "worker from the same place, and gives each the same",
+            f"{', '.join(running)}: every worker continues a copy of this generator or iterator from "
+            "the same place, so all get the same items",
             "make it in __iter__, or in worker_init_fn",
         )
     found = [path for path, value in parts(dataset) if is_a(value, kinds)]
     if found:
         return warning(
             "generators",
-            f"{', '.join(found)}: every worker begins with the same copy, so workers draw the same "
+            f"{', '.join(found)}: every worker starts with the same copy, so all workers draw the same "
             "“random” numbers",
             "use torch's or random's global state, which is seeded for each worker",
         )
@@ -154,7 +153,7 @@ def generators(dataset: Any) -> Check:
 
 
 def _is_begun(value: Any) -> bool:
-    """Whether it can be gone through once only, and is not a file."""
+    """Whether it can be iterated only once, and is not a file."""
     kind = type(value)
     return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools", "_csv")
 
@@ -174,7 +173,7 @@ def accelerator_tensors(dataset: Any) -> Check:
     return good("CUDA tensors", "none: everything is in main memory")
 
 
-# -- by trying ----------------------------------------------------------------------------
+# -- by loading samples -------------------------------------------------------------------
 
 
 def loads(forked: Samples, spawned: Samples | None) -> Check:
@@ -183,24 +182,24 @@ def loads(forked: Samples, spawned: Samples | None) -> Check:
             how = "" if seen is forked else "in a spawned worker, not in a forked one: "
             return bad("samples", f"{how}{seen.error[:400]}", seen.remedy)
     if not forked.seconds:
-        return bad("samples", "it gave none: the loop would end before its first batch")
+        return bad("samples", "the dataset gave none: the loop would end before its first batch")
     return good("samples", f"{len(forked.seconds)} loaded in a worker without an error")
 
 
 def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, room: Reading) -> Check:
-    """What a worker has for itself."""
+    """The private memory of a worker."""
     words = []
     heaviest = 0
     for seen in (forked, spawned):
         if seen is None:
-            words.append("spawned: not possible, it does not pickle")
+            words.append("spawned: not possible, the dataset cannot be pickled")
         elif not seen.private:
             words.append(f"{seen.method}: could not be measured")
         else:
             total = max(seen.private)
             heaviest = max(heaviest, total)
             words.append(
-                f"{'forked' if seen.method == 'fork' else 'spawned'}: {in_words(seen.start)} of its own "
+                f"{'forked' if seen.method == 'fork' else 'spawned'}: {in_words(seen.start)} private "
                 f"at the start, {in_words(total)} after {len(seen.seconds)} samples"
             )
     available = room.free
@@ -223,13 +222,13 @@ def worker_cost(forked: Samples, spawned: Samples | None, plan: Plan, room: Read
 
 def state(seen: Samples) -> Check:
     if not seen.changed:
-        return good("state", "loading samples changed no attribute and no global that we see")
+        return good("state", "loading samples changed no attribute and no global that was compared")
     more = f", and {len(seen.changed) - 8} more" if len(seen.changed) > 8 else ""
     return warning(
         "state",
         f"loading samples changes {', '.join(seen.changed[:8])}{more}: each worker changes its own "
         "copy, and the trainer sees none of it",
-        "return what is to be known with the sample, or use shared memory",
+        "return such values with the sample, or use shared memory",
     )
 
 
@@ -250,19 +249,19 @@ def sample_sizes(seen: Samples) -> Check:
     middle, largest = statistics.median(seen.nbytes), max(seen.nbytes)
     words = f"median {in_words(int(middle))}, largest {in_words(largest)}"
     if largest > 10 * max(middle, 1024):
-        return warning("sample size", f"{words}: memory must be reckoned with the largest")
+        return warning("sample size", f"{words}: plan memory for the largest")
     return good("sample size", words)
 
 
 def in_flight(seen: Samples, plan: Plan, machine: Machine, room: Reading) -> Check:
-    """Bytes of batches that exist at the same time, for torch and for us."""
+    """Bytes of batches that exist at the same time, with torch's loader and with ours."""
     sample = max(seen.nbytes)
     batch = sample * plan.batch_size
     waiting = plan.num_workers * plan.prefetch_factor * batch
     given = plan.memory_budget
     budget = Budget(None, auto=True) if given == "auto" else Budget(given)
     budget.adapt(room.free, ranks(), plan.num_workers)
-    # torch's workers collate from a list of samples, ours (large samples) one by one into place.
+    # torch's workers collate a list of samples; ours copy large samples one by one into the batch.
     making = plan.num_workers * batch
     placing = plan.num_workers * (sample if sample >= PLACED else batch)
     ours = _ordered(budget, batch, plan, room) + placing
@@ -283,19 +282,19 @@ def in_flight(seen: Samples, plan: Plan, machine: Machine, room: Reading) -> Che
         return warning(
             "in flight",
             f"{words}, of {in_words(available)} available: too much for torch's loader. holdfast's "
-            "holds what fits",
+            "loader keeps only what fits",
         )
     if shm is not None and waiting > shm.free:
         return warning(
             "in flight",
-            f"{words}. torch's go to /dev/shm, where {in_words(shm.free)} are free: “No space left on "
-            "device”. holdfast's do not",
+            f"{words}. torch's batches go to /dev/shm, where {in_words(shm.free)} are free: “No space "
+            "left on device”. holdfast's do not",
         )
     return good("in flight", words)
 
 
 def _ordered(budget: Budget, batch: int, plan: Plan, room: Reading) -> int:
-    """What our loader would have in flight: as many batches as its budget lets it order."""
+    """Bytes our loader would have in flight: as many batches as its budget allows."""
     share = Share(budget)
     pressure = Pressure(oom_group=room.oom_group)
     pressure.observe(room.fill, 0.0)
@@ -307,10 +306,10 @@ def _ordered(budget: Budget, batch: int, plan: Plan, room: Reading) -> int:
 
 @dataclass
 class Rates:
-    """Samples per second by number of workers; and what stopped the measuring, if something did."""
+    """Samples per second by number of workers; and the error that ended the measuring, if any."""
 
     by_workers: dict[int, float] = field(default_factory=dict)
-    uncollated: str = ""  # why batches were not put together
+    uncollated: str = ""  # why batches were not collated
     error: str = ""
 
 
@@ -324,7 +323,7 @@ def measure_rates(dataset: Any, plan: Plan, machine: Machine, say: Callable[[str
         say(f"measuring {workers} worker{'s' if workers > 1 else ''}")
         try:
             speed = rate(dataset, plan.batch_size, workers, plan.seconds, collate)
-        except Troubled as trouble:  # a sample that only these batches hold, or the collating
+        except Troubled as trouble:  # a sample that was not loaded before, or collating failed
             if collate is None and not found.by_workers:
                 found.uncollated, collate = str(trouble), as_they_are
                 continue
@@ -349,10 +348,10 @@ def saturation(rates: Rates, plan: Plan) -> Check:
     shown = ", ".join(f"{count}: {speed:,.0f}" for count, speed in speeds.items())
     words = f"samples per second by number of workers: {shown}. {enough} saturate{'s' if enough == 1 else ''} this machine"
     if rates.error:
-        words += f". With more of them: {rates.error}"
+        words += f". With more workers: {rates.error}"
         return warning("workers", words)
     if rates.uncollated:
-        return good("workers", f"{words}, without putting batches together")
+        return good("workers", f"{words}, without collating")
     if plan.num_workers > 2 * enough:
         return warning(
             "workers",
@@ -363,10 +362,10 @@ def saturation(rates: Rates, plan: Plan) -> Check:
 
 
 def collation(rates: Rates) -> Check:
-    """Whether samples can be put together to batches, with the collate_fn we know of."""
+    """Whether samples can be collated, with the collate_fn that is known."""
     if rates.uncollated:
-        return warning("batches", f"samples cannot be put together: {rates.uncollated}", _COLLATE)
-    return good("batches", "samples can be put together to batches")
+        return warning("batches", f"samples cannot be collated: {rates.uncollated}", _COLLATE)
+    return good("batches", "samples can be collated")
 
 
 _COLLATE = (
@@ -377,13 +376,13 @@ _LIKELY = {
     "samples": "a sample raises an error, or ends its worker",
     "open handles": "workers read garbage through a shared handle, or crash in its library",
     "CUDA tensors": "the first batch fails: CUDA cannot be used in a forked worker",
-    "batches": "the first batch fails, unless the loader has a collate_fn of its own",
-    "in flight": "memory ends while batches wait to be used",
-    "worker cost": "memory ends when the workers have started",
-    "generators": "workers repeat each other",
-    "containers": "memory grows through the first epoch, as workers copy the dataset",
-    "pickling": "it does not start with spawn or forkserver",
-    "state": "what the dataset remembers differs from worker to worker",
+    "batches": "the first batch fails, unless the loader has its own collate_fn",
+    "in flight": "memory runs out while batches wait to be used",
+    "worker cost": "memory runs out when the workers have started",
+    "generators": "all workers draw the same random numbers or items",
+    "containers": "memory grows through the first epoch, because workers copy the dataset",
+    "pickling": "workers do not start with spawn or forkserver",
+    "state": "the dataset's attributes differ from worker to worker",
     "sample size": "one large batch takes more memory than planned",
     "sample time": "the loop waits for single slow samples",
     "workers": "too many workers take memory without being faster",
@@ -398,7 +397,7 @@ def first_trouble(checks: Sequence[Check]) -> Check:
             check = by_name.get(name)
             if check is not None and check.status == wanted:
                 return Check("goes wrong first", check.status, f"{words} (see {name})")
-    return good("goes wrong first", "nothing that we can see")
+    return good("goes wrong first", "nothing that these checks can see")
 
 
 def _ms(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""What a dataset and its modules look like, so that a change is seen.
+"""Fingerprints of a dataset and its modules, to find what changes while samples are loaded.
 
-Compared before and after some samples were loaded, in a worker: whatever differs is state that
-every worker has for itself.
+They are compared in a worker, before and after some samples: whatever differs is state that every
+worker has its own copy of.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.memory.parts import homes, parts
 
 __all__ = ["changed", "fingerprint"]
 
-_ENDS = 8  # entries looked at on either side of a container
+_ENDS = 8  # entries compared at either end of a container
 _BYTES = 1 << 16
 _MISSING = object()
 
@@ -31,8 +31,8 @@ _MISSING = object()
 def fingerprint(dataset: Any, marks: Sequence[int] = ()) -> dict[str, Any]:
     """A value for every attribute of the dataset, and every global of the modules of its classes.
 
-    Of large containers the ends are looked at, and the entries at `marks`: those of the samples
-    that are loaded. To look at all would copy them into this worker.
+    Of large containers only the ends are read, and the entries at `marks`, the indices of the
+    samples that are loaded. Reading all entries would copy them into this worker.
     """
     found = {path: _look(value, marks) for path, value in parts(dataset)}
     for name, module in _modules(dataset):
@@ -47,10 +47,10 @@ def fingerprint(dataset: Any, marks: Sequence[int] = ()) -> dict[str, Any]:
 def changed(
     before: dict[str, Any], after: dict[str, Any], first: dict[str, Any] | None = None
 ) -> list[str]:
-    """Paths that differ; a container that differs stands for all that is in it.
+    """Paths that differ; of a container that differs only its own path.
 
-    What was None or not there, came with the first sample (as it was `first`) and has stayed is no
-    state: it was opened, or built, when it was needed.
+    `first` is the fingerprint after the first sample. What was None or missing before it and has
+    not changed since is no state: it was opened or built when it was first needed.
     """
     different = {
         path
@@ -70,14 +70,14 @@ def changed(
 
 
 def _above(path: str) -> Iterator[str]:
-    """What a path leads through: "a.b[0]" is in "a.b", and that in "a"."""
+    """The prefixes of a path: "a" and "a.b" for "a.b[0]"."""
     for at, sign in enumerate(path):
         if sign in ".[":
             yield path[:at]
 
 
 def _modules(dataset: Any) -> Iterator[tuple[str, ModuleType]]:
-    """Modules of the dataset's classes, and the others of the same packages that are loaded."""
+    """Modules of the dataset's classes, and all loaded modules of the same packages."""
     packages = {kind.__module__.partition(".")[0] for kind in homes(dataset)}
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] in packages and is_a(module, ModuleType):
@@ -116,10 +116,10 @@ def _look(value: Any, marks: Sequence[int]) -> Any:
 
 
 def _plain(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's bytes, whatever its kind of number, row by row."""
+    """A tensor's bytes, whatever its dtype, row by row."""
     rows = tensor.detach() if tensor.ndim else tensor.detach().reshape(1)
     if not rows.is_contiguous():
-        rows = rows[:_ENDS]  # to put all of it in order would take as much memory again
+        rows = rows[:_ENDS]  # a contiguous copy of all of it would double its memory
     return rows.resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy()
 
 

@@ -1,8 +1,8 @@
 """Open files, sockets, archives and databases that forked workers would share.
 
-A fork copies the descriptor, not what is behind it: position, protocol and locks are common to all
-workers, which then read each other's bytes. Libraries that hold such a thing in C show no file
-among their attributes; they are known by their modules and classes.
+A fork copies the descriptor, not the open file: position, protocol and locks are common to all
+workers, which then read each other's bytes. Libraries that keep a handle in C have no file among
+their attributes; they are recognised by their modules and classes.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _MODULES = {
     "av": "an open video",
     "decord": "an open video",
 }
-_IN_C = ("lmdb", "_lmdb")  # whose classes say that they are built in
+_IN_C = ("lmdb", "_lmdb")  # modules whose classes have `__module__` "builtins"
 _IN_MEMORY = (io.BytesIO, io.StringIO)
-_CARRIED_OVER = (logging.Logger, logging.Handler)  # lines of several processes may share a file
+_CARRIED_OVER = (logging.Logger, logging.Handler)  # several processes may append to one log file
 
 
 def open_handles(dataset: Any) -> list[tuple[str, str]]:
-    """Path and kind of each, the outermost alone where one holds another."""
+    """Path and kind of each; of nested ones only the outermost."""
     found: dict[str, str] = {}
     spared: list[str] = []
     for path, value in (*parts(dataset), *_globals(dataset)):
@@ -93,7 +93,7 @@ def _kind(value: Any) -> str:
 
 def _is_open(value: Any) -> bool:
     if is_a(value, io.IOBase):
-        return not value.closed and _descriptor(value) > 2  # our own terminal is everybody's
+        return not value.closed and _descriptor(value) > 2  # standard streams may be shared
     if is_a(value, socket.socket):
         return bool(value.fileno() != -1)
     if is_a(value, zipfile.ZipFile):
@@ -109,7 +109,7 @@ def _is_open(value: Any) -> bool:
 
 
 def _descriptor(file: Any) -> int:
-    """That of a file; 3, as good as any, for one that is no file of the system's itself."""
+    """A file's descriptor; 3, as good as any, for a file object that has none itself."""
     try:
         return int(file.fileno())
     except (OSError, ValueError, AttributeError):
@@ -117,7 +117,7 @@ def _descriptor(file: Any) -> int:
 
 
 def _globals(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Globals of the dataset's modules that methods of its classes use, and functions they call."""
+    """Globals of the dataset's modules that methods of its classes, or functions they call, use."""
     for kind in homes(dataset):
         module = sys.modules.get(kind.__module__)
         if module is not None:
@@ -127,7 +127,7 @@ def _globals(dataset: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names_used(functions: list[Any], known: dict[str, Any]) -> set[str]:
-    """Names of a module that functions use, directly or through others of that module."""
+    """Names of a module that functions use, directly or through functions of that module."""
     used: set[str] = set()
     waiting = [function.__code__ for function in functions]
     while waiting:

@@ -1,4 +1,4 @@
-"""Is this machine fit for loading data? One check, one function."""
+"""Is this machine fit for loading data? One function per check."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["CHECKS", "examine"]
 
 _GIB = 1 << 30
 _TESTED = (2, 13)  # the release of torch that holdfast reproduces
-_NEWEST = (3, 14)  # the newest Python it has wheels for
+_NEWEST = (3, 14)  # the newest Python that this torch has wheels for
 
 
 def examine(here: Surroundings) -> list[Check]:
-    """All checks of the machine, in the order people look."""
+    """All checks of the machine, in the order they are shown."""
     return [check(here) for check in CHECKS]
 
 
@@ -31,9 +31,9 @@ def memory(here: Surroundings) -> Check:
     words = f"{in_words(known.available)} of {in_words(known.total)} available"
     command = "ps -eo pid,rss,comm --sort=-rss | head"
     if known.available < max(_GIB, known.total // 20):
-        return bad("memory", f"{words}: a worker may be killed any moment", command)
+        return bad("memory", f"{words}: a worker may be killed at any moment", command)
     if known.available < known.total // 5:
-        return warning("memory", f"{words}: not much; see who has the rest", command)
+        return warning("memory", f"{words}: not much; see which process has the rest", command)
     return good("memory", words)
 
 
@@ -58,18 +58,20 @@ def swap(here: Surroundings) -> Check:
     if here.container == "kubernetes":
         return warning(
             "swap",
-            "none, and a pod cannot add any: running out of memory kills at once. It is a setting of "
-            "the node (memorySwap of the kubelet)",
+            "none, and a pod cannot add any: a process that runs out of memory is killed at once. It is "
+            "a setting of the node (memorySwap of the kubelet)",
         )
     if here.container:
         return warning(
             "swap",
-            "none, and a container cannot add any: running out of memory kills at once. It is added "
-            "on the host",
+            "none, and a container cannot add any: a process that runs out of memory is killed at once. "
+            "Swap is added on the host",
             f"{command}   # on the host",
         )
     return warning(
-        "swap", "none: running out of memory kills at once instead of slowing down", command
+        "swap",
+        "none: a process that runs out of memory is killed at once, where swap would make it slow",
+        command,
     )
 
 
@@ -85,7 +87,7 @@ def memory_limit(here: Surroundings) -> Check:
         "slurm": "#SBATCH --mem=…G",
     }.get(here.machine.place, f"cat {here.confined.path}/memory.max")
     if usage is not None and usage > 0.9 * limit:
-        return bad("cgroup memory", f"{words}: the next batches may be the last", command)
+        return bad("cgroup memory", f"{words}: a worker may be killed at any moment", command)
     if usage is not None and usage > 0.7 * limit:
         return warning("cgroup memory", words, command)
     return good("cgroup memory", words)
@@ -95,13 +97,15 @@ def oom_group(here: Surroundings) -> Check:
     if here.confined.oom_group:
         return warning(
             "oom.group",
-            "memory.oom.group=1: when one process of this group runs out of memory the kernel kills "
-            "them all, the trainer too. No loader can survive that; keep away from the limit",
+            "memory.oom.group=1: when this group runs out of memory, the kernel kills all its "
+            "processes, the trainer too. No loader can survive that; stay well below the limit",
             "kubelet: singleProcessOOMKill: true   # Kubernetes 1.32 and later",
         )
     if here.confined.oom_group is None:
         return good("oom.group", "not set, as far as can be read: the kernel kills one process")
-    return good("oom.group", "off: the kernel kills one process, and holdfast makes that a worker")
+    return good(
+        "oom.group", "off: the kernel kills one process, and holdfast makes it choose a worker"
+    )
 
 
 def shared_memory(here: Surroundings) -> Check:
@@ -118,8 +122,8 @@ def shared_memory(here: Surroundings) -> Check:
     if shm.free < _GIB:
         return warning(
             "/dev/shm",
-            f"{words}: torch's loader puts every batch in there, and so does NCCL; holdfast's loader "
-            + ("does so here too" if ours == "does" else "does not use it"),
+            f"{words}: torch's loader puts every batch there, and NCCL uses it; holdfast's loader "
+            + ("uses it here too" if ours == "does" else "does not use it"),
             command,
         )
     return good("/dev/shm", f"{words}; torch's loader and NCCL use it, holdfast {ours}")
@@ -137,8 +141,8 @@ def files(here: Surroundings) -> Check:
         words = f"{_limit(soft)} allowed, and no more without root"
         more = "/etc/security/limits.conf: * hard nofile 1048576"
     meaning = (
-        f"{words}: torch's loader keeps a descriptor for every tensor you keep (“Too many open "
-        "files”); holdfast's number is constant"
+        f"{words}: torch's loader needs a descriptor for every tensor you keep (“Too many open "
+        "files”); holdfast needs a constant number"
     )
     return (bad if soft < 256 else warning)("open files", meaning, more)
 
@@ -148,14 +152,16 @@ def processes(here: Surroundings) -> Check:
     if allowed is not None and used is not None:
         words = f"{used} of {allowed} tasks of this control group in use (threads count)"
         if allowed - used < 100:
-            return bad("processes", f"{words}: workers and their threads may not start", _PIDS)
+            return bad("processes", f"{words}: workers and their threads may fail to start", _PIDS)
         if allowed - used < 500:
             return warning("processes", words, _PIDS)
         return good("processes", words)
     soft = here.machine.limits.processes[0] if here.machine.limits else None
     words = f"{_limit(soft)} allowed for this user (threads count)"
     if soft is not None and soft < 1024:
-        return warning("processes", f"{words}: “can't start new thread” is near", "ulimit -u 65536")
+        return warning(
+            "processes", f"{words}: “can't start new thread” is likely", "ulimit -u 65536"
+        )
     return good("processes", words)
 
 
@@ -180,10 +186,10 @@ def overcommit(here: Surroundings) -> Check:
     if mode != 2:
         known = {0: "heuristic (0)", 1: "always (1)"}
         return good("overcommit", "cannot be read" if mode is None else known.get(mode, str(mode)))
-    words = "strict (2): fork of a large trainer needs as much memory again"
+    words = "strict (2): forking a large trainer needs as much memory again"
     if here.commit is not None:
         promised, limit = here.commit
-        words += f"; {in_words(promised)} of {in_words(limit)} are promised"
+        words += f"; {in_words(promised)} of {in_words(limit)} are committed"
     return warning("overcommit", words, "sudo sysctl -w vm.overcommit_memory=0")
 
 
@@ -200,7 +206,7 @@ def processors(here: Surroundings) -> Check:
     if asked.isdigit() and int(asked) < here.cores:
         return warning(
             "processors",
-            f"Slurm gave {asked} per task, {here.cores} are visible",
+            f"Slurm allows {asked} per task, {here.cores} are visible",
             f"num_workers={asked}, OMP_NUM_THREADS=1",
         )
     return good(
@@ -212,23 +218,23 @@ def start_method(here: Surroundings) -> Check:
     if here.start_method != "fork":
         return good(
             "start method",
-            f"{here.start_method}: the dataset must pickle, and is copied into every worker",
+            f"{here.start_method}: the dataset is pickled and copied into every worker",
         )
     if here.thread_names:
         return warning(
             "start method",
             f"fork, while threads run ({', '.join(here.thread_names)}): a lock that one of them holds "
-            "stays locked in the worker. Begin to iterate before you start threads",
+            "stays locked in the worker. Start iterating before you start threads",
             "DataLoader(…, multiprocessing_context='forkserver')",
         )
-    return good("start method", "fork, and no thread of Python's is running")
+    return good("start method", "fork, and no other Python thread is running")
 
 
 def threads(here: Surroundings) -> Check:
     native = here.threads - 1 - len(here.thread_names)
     if native <= 0 and not here.thread_names:
         return good("threads", "this process has one")
-    words = f"{len(here.thread_names)} of Python's and {native} of libraries run already"
+    words = f"{len(here.thread_names)} of Python and {native} of libraries are running"
     if here.thread_names:
         return warning("threads", f"{words}: {', '.join(here.thread_names)}")
     if native >= 2 * here.cores:
@@ -238,7 +244,7 @@ def threads(here: Surroundings) -> Check:
             f"again; {_ours(here)}",
             "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1",
         )
-    return good("threads", f"{words} (BLAS has a pool of its own)")
+    return good("threads", f"{words} (BLAS has its own pool)")
 
 
 def versions(here: Surroundings) -> Check:
@@ -262,7 +268,7 @@ def versions(here: Surroundings) -> Check:
 
 @dataclass(frozen=True)
 class _Pitfall:
-    """What is known to go wrong with a version, or a pair of them; `grave` if it needs a look."""
+    """A known problem with a version, or a pair of versions; `grave` if the user has to act."""
 
     applies: Callable[[Surroundings], bool]
     words: str
@@ -283,14 +289,14 @@ _PITFALLS = (
     ),
     _Pitfall(
         lambda here: here.free_threaded,
-        "this Python is free-threaded, which neither torch's loader nor ours is tested with",
+        "this Python is free-threaded; neither torch's loader nor holdfast's is tested with that",
         grave=True,
         command="PYTHON_GIL=1 python …",
     ),
     _Pitfall(
         lambda here: here.python >= (3, 14) and here.start_method == "forkserver",
-        "Since Python 3.14 workers are not forked by default: datasets that do not pickle fail, and "
-        "scripts need `if __name__ == '__main__':`",
+        "Since Python 3.14 workers are not forked by default: datasets that cannot be pickled fail, "
+        "and scripts need `if __name__ == '__main__':`",
         grave=True,
         command="DataLoader(…, multiprocessing_context='fork')   # the old way",
     ),
@@ -304,7 +310,7 @@ _PITFALLS = (
         lambda here: (
             here.python >= (3, 12) and here.start_method == "fork" and bool(here.thread_names)
         ),
-        "Since Python 3.12 a fork while threads run gives a DeprecationWarning, and it is right: it "
+        "Since Python 3.12 a fork while threads run gives a DeprecationWarning, because the child "
         "can hang",
         grave=True,
         command="DataLoader(…, multiprocessing_context='forkserver')",
@@ -332,12 +338,12 @@ def _release(version: str | None) -> tuple[int, ...]:
 
 def sharing(here: Surroundings) -> Check:
     if here.sharing is None:
-        return warning("sharing", "torch cannot be asked how it shares tensors")
+        return warning("sharing", "not known how torch shares tensors: torch is not installed")
     if here.sharing == "file_system":
         return warning(
             "sharing",
-            "file_system: names in /dev/shm stay behind when a run is killed. holdfast's loader does "
-            "not share tensors that way",
+            "file_system: names in /dev/shm remain when a run is killed. holdfast's loader does not "
+            "share tensors that way",
             "torch.multiprocessing.set_sharing_strategy('file_descriptor')   # and ulimit -n higher",
         )
     return good("sharing", f"{here.sharing}: torch needs a descriptor per tensor, holdfast none")
@@ -348,23 +354,23 @@ def kernel_messages(here: Surroundings) -> Check:
         return good("kernel log", f"readable ({here.kernel_log}): a kill for memory can be proven")
     return warning(
         "kernel log",
-        "not readable: a kill for memory is then only seen in counters (memory.events, vmstat)",
+        "not readable: a kill for memory shows only in counters (memory.events, vmstat)",
         "sudo sysctl kernel.dmesg_restrict=0",
     )
 
 
 def _ours(here: Surroundings) -> str:
-    """What becomes of the threads of linear algebra in workers of holdfast's."""
+    """How many threads holdfast's workers use for linear algebra, in words."""
     if decided(here.environment):
-        return "holdfast's workers use for linear algebra what your variables say"
-    return "holdfast's workers use one for linear algebra each"
+        return "holdfast's workers use as many threads for linear algebra as your variables say"
+    return "each of holdfast's workers uses one thread for linear algebra"
 
 
 def openmp(here: Surroundings) -> Check:
     if len({name.partition(".")[0].partition("-")[0] for name in here.openmp}) > 1:
         return warning(
             "OpenMP",
-            f"two runtimes in one process ({', '.join(here.openmp)}): they get in each other's way",
+            f"two runtimes in one process ({', '.join(here.openmp)}): they disturb each other",
             "export OMP_NUM_THREADS=1",
         )
     chosen = [
@@ -374,9 +380,9 @@ def openmp(here: Surroundings) -> Check:
     if not chosen and here.start_method == "fork" and here.cores > 1:
         return good(
             "OpenMP",
-            f"{words}: with torch's loader NumPy's BLAS has {here.cores} threads in each worker that "
-            f"multiplies; {_ours(here)}. torch's own is limited to one with both. Parallel regions in "
-            "the trainer before the fork can hang GNU OpenMP in forked processes",
+            f"{words}: with torch's loader NumPy's BLAS starts {here.cores} threads in each worker that "
+            f"multiplies matrices; {_ours(here)}. torch itself uses one thread with both loaders. "
+            "Parallel regions in the trainer before the fork can hang GNU OpenMP in forked processes",
             "export OMP_NUM_THREADS=1",
         )
     return good("OpenMP", words)
@@ -385,11 +391,11 @@ def openmp(here: Surroundings) -> Check:
 def opencv(here: Surroundings) -> Check:
     if here.opencv is None:
         return good("OpenCV", "not installed")
-    words = f"uses {here.opencv} threads of its own in each worker"
+    words = f"starts {here.opencv} threads in each worker"
     command = "cv2.setNumThreads(0)   # in the dataset's module or in worker_init_fn"
     if here.opencv > 1 and here.start_method == "fork" and here.opencv_loaded:
-        hangs = "is loaded here, and may hang after a fork if it was used before"
-        return warning("OpenCV", f"{words}; it {hangs}", command)
+        hangs = "it is loaded here, and may hang after a fork if it was used before"
+        return warning("OpenCV", f"{words}; {hangs}", command)
     where = "loaded" if here.opencv_loaded else "installed, not loaded here"
     return good("OpenCV", f"{where}; {words}", command)
 
@@ -398,7 +404,7 @@ def container(here: Surroundings) -> Check:
     if here.container:
         return good(
             "container",
-            f"{here.container}: limits above are the container's; `free` shows the host's",
+            f"{here.container}: the limits above are the container's; `free` shows the host's",
         )
     return good("container", "none recognised")
 
@@ -408,7 +414,7 @@ def scheduler(here: Surroundings) -> Check:
     if job:
         return good(
             "scheduler",
-            f"Slurm job {job}: it kills for memory by itself, with the signal first if you ask",
+            f"Slurm job {job}: Slurm itself kills jobs for memory; you can ask for a signal first",
             "#SBATCH --signal=B:USR1@120",
         )
     for name, variable in _SCHEDULERS:
@@ -426,12 +432,12 @@ _SCHEDULERS = (
 
 
 def _feature(name: str) -> Callable[[Surroundings], Check]:
-    """The check of one thing that our workers ask of the kernel."""
+    """The check of one kernel feature that our workers use."""
 
     def check(here: Surroundings) -> Check:
         found = here.kernel.get(name, kernel.Feature(name, "", "it was not tried"))
         if not found.way and name in kernel.NEEDED:
-            words = f"{found.lost}. Workers are torch's own here, and are not replaced"
+            words = f"{found.lost}. The workers are torch's own here, and are not replaced"
             return bad(name, words)
         if not found.lost:
             return good(name, found.way)
@@ -441,7 +447,7 @@ def _feature(name: str) -> Callable[[Surroundings], Check]:
     return check
 
 
-_SANDBOX = "docker run --security-opt seccomp=unconfined …   # if it is the container that refuses"
+_SANDBOX = "docker run --security-opt seccomp=unconfined …   # if the container forbids it"
 
 
 def _limit(count: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Samples loaded in real workers, measured where they are loaded.
+"""Load samples in real workers, and measure there.
 
 Never in our own process: a handle that the dataset opens at its first sample would be shared with
 all later workers, and a sample that crashes would end the doctor.
@@ -31,15 +31,15 @@ _STALL = 60.0
 
 @dataclass
 class Samples:
-    """What a worker saw of a dataset's samples."""
+    """What a worker measured while it loaded samples."""
 
     method: str
     seconds: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     private: list[int] = field(
         default_factory=list
-    )  # of the worker, before the first and after each
-    resident: int = 0  # at the end, with what it shares
+    )  # of the worker, before the first sample and after each
+    resident: int = 0  # at the end, with shared memory
     changed: list[str] = field(default_factory=list)
     error: str = ""
     remedy: str = ""
@@ -55,7 +55,7 @@ class Samples:
 
 
 class Troubled(Exception):
-    """What a dataset did to its workers, in a line; all of it; and what to do about it."""
+    """A dataset's error or the death of its worker: in one line, in full, and what to do."""
 
     def __init__(self, words: str, details: str, remedy: str) -> None:
         super().__init__(words)
@@ -64,7 +64,7 @@ class Troubled(Exception):
 
 
 class _Watched(torch.utils.data.Dataset[Any]):
-    """A dataset whose samples are what loading them cost."""
+    """A dataset that loads another one's samples and returns what each took."""
 
     def __init__(self, dataset: Any, positions: list[int]) -> None:
         self.dataset = dataset
@@ -150,7 +150,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
 
 @contextmanager
 def trouble_of(loader: Any) -> Iterator[None]:
-    """Whatever the dataset raises, or the death of its worker is, as `Troubled`; nothing in the log."""
+    """Turn an error of the dataset, or the death of its worker, into `Troubled`; log nothing."""
     log = logging.getLogger("holdfast")
     before, log.disabled = log.disabled, True
     try:
@@ -169,7 +169,7 @@ _SKIP = "DataLoader(…, on_bad_sample='skip')   # holdfast's: costs one sample,
 
 
 def _last_words(error: Exception) -> str:
-    """An error's own line, out of the traceback of a worker that it came with."""
+    """The line of the error itself, without the worker's traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if "Traceback" not in str(error):
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
@@ -177,10 +177,10 @@ def _last_words(error: Exception) -> str:
 
 
 def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: Any) -> float:
-    """Samples per second that so many workers deliver, measured over `seconds`."""
+    """Samples per second that this many workers deliver, measured over `seconds`."""
     mapped = not isinstance(dataset, torch.utils.data.IterableDataset)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # more workers than cores are the point
+        warnings.simplefilter("ignore")  # more workers than cores are intended here
         loader: Any = DataLoader(
             dataset,
             batch_size=batch_size,
@@ -197,7 +197,7 @@ def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: A
 def _measure(loader: Any, batch_size: int, workers: int, seconds: float) -> float:
     with loader:
         stream = iter(loader)
-        for _ in range(workers):  # until all have started
+        for _ in range(workers):  # until all workers have started
             next(stream, None)
         begun = time.perf_counter()
         batches = 0
@@ -209,7 +209,7 @@ def _measure(loader: Any, batch_size: int, workers: int, seconds: float) -> floa
 
 
 def as_they_are(samples: list[Any]) -> int:
-    """For samples that cannot be put together: loaded, and left in the worker."""
+    """A collate_fn for samples that cannot be collated: they are loaded, and not sent."""
     return len(samples)
 
 

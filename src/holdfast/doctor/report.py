@@ -20,7 +20,7 @@ _WIDTH = 100  # wider lines are hard to read
 
 
 def show(out: Console, parts: Mapping[str, Sequence[Check]]) -> None:
-    """Every check with what it means and the command that changes it; a sum at the end."""
+    """Every check with what it means and the command that changes it; the totals at the end."""
     checks = [check for part in parts.values() for check in part]
     name_width = max((len(check.name) for check in checks), default=0)
     for title, part in parts.items():
@@ -45,7 +45,7 @@ def _line(out: Console, check: Check, name_width: int) -> None:
         out.print(Text(indent + line))
     if check.command and check.status != "good":
         for line in check.command.splitlines():
-            # To be copied: never wrapped by us, so it begins further left.
+            # To be copied, so never wrapped; it begins further left to have room.
             out.print(Text(f"{'':11}{line}", style="cyan"))
 
 

@@ -1,4 +1,4 @@
-"""What the checks of the machine judge: read once, from roots that tests make up."""
+"""The facts that the checks of the machine judge, read once; tests pass their own roots."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Surroundings"]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The machine, and the Python we are in. None is unknown."""
+    """The machine, and the Python we run in. None means unknown."""
 
     machine: Machine
     confined: cgroup.Confinement
     environment: Mapping[str, str]
     cores: int  # that this process may run on, whatever its quota
-    commit: tuple[int, int] | None = None  # bytes promised, and how many may be
-    kernel_log: str | None = None  # from where it can be read
+    commit: tuple[int, int] | None = None  # bytes committed, and the limit
+    kernel_log: str | None = None  # the source it can be read from
     threads: int = 1
     thread_names: tuple[str, ...] = ()
     start_method: str = "fork"
@@ -41,7 +41,7 @@ class Surroundings:
     opencv: int | None = None  # threads it would use; None: not installed
     opencv_loaded: bool = False
     container: str = ""  # what kind of container this is; "" for none
-    kernel: Mapping[str, kernel.Feature] = field(default_factory=dict)  # by name, as tried here
+    kernel: Mapping[str, kernel.Feature] = field(default_factory=dict)  # by name, as found here
 
     @classmethod
     def look(
@@ -124,4 +124,4 @@ def _container(place: str, environment: Mapping[str, str], roots: Roots) -> str:
     for variable in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
         if variable in environment:
             return "apptainer"
-    return environment.get("container", "")  # as systemd, LXC and others say it
+    return environment.get("container", "")  # set by systemd, LXC and others

@@ -1,8 +1,7 @@
-"""Samples loaded in a worker that runs with `tracemalloc`.
+"""Load samples in a worker that runs with `tracemalloc`.
 
-A real worker, started as workers are: what a sample does when `get_worker_info()` is set, and the
-memory of a process that does nothing else, are what is to be known; and a sample that crashes, or
-takes all memory, ends that worker and not the command.
+It is a real worker: `get_worker_info()` is set, and the process does nothing but load samples. A
+sample that crashes, or takes all memory, ends that worker and not the command.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ __all__ = ["trace"]
 
 
 class _Traced(torch.utils.data.Dataset[Any]):
-    """A dataset whose last sample is what was found while all were loaded; the others are None."""
+    """A dataset that loads another one's samples. Its last item is what was found; the others are
+    None."""
 
     def __init__(self, dataset: Any, samples: int, rounds: int) -> None:
         self.dataset = dataset
@@ -35,12 +35,12 @@ class _Traced(torch.utils.data.Dataset[Any]):
         if self.tracer is None:
             self.tracer = Tracer(self.samples, self.rounds, self.dataset)
             self.stream = _again(self.dataset)
-            gc.unfreeze()  # what holds the leak may be older than this process
+            gc.unfreeze()  # the object that holds the leak may be older than this process
         self._load(number)
         return self.tracer.step()
 
     def _load(self, number: int) -> None:
-        """The n-th sample, beginning again at the end."""
+        """Load the n-th sample; after the last one comes the first again."""
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             next(self.stream)
         else:
@@ -48,7 +48,7 @@ class _Traced(torch.utils.data.Dataset[Any]):
 
 
 def _again(dataset: Any) -> Iterator[Any]:
-    """A stream over and over, in one that has an end."""
+    """An iterable dataset's samples, epoch after epoch; nothing for a map-style dataset."""
     if isinstance(dataset, torch.utils.data.IterableDataset):
         for epoch in itertools.count(1):
             empty = True
@@ -56,7 +56,7 @@ def _again(dataset: Any) -> Iterator[Any]:
                 empty = False
                 yield sample
             if empty:
-                raise ValueError(f"the dataset gave no sample in epoch {epoch}: nothing to look at")
+                raise ValueError(f"the dataset gave no sample in epoch {epoch}: nothing to trace")
 
 
 def trace(
@@ -66,9 +66,9 @@ def trace(
     method: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Findings:
-    """What grows from round to round in one worker; `Troubled` if that worker does not get through.
+    """What grows from round to round in one worker; raises `Troubled` if the worker fails.
 
-    One round comes before the first that is looked at, and another is what they are compared with.
+    Two more rounds come first: one to warm up, and one that the others are compared with.
     """
     number = (rounds + 2) * samples
     loader: Any = DataLoader(

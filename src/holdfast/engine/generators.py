@@ -58,6 +58,7 @@ MOST: Final = 1000
 PATIENCE: Final = 1000
 """Batches for which a state waits."""
 _DEPTH: Final = 12
+_STEPS_INSIDE: Final = 4  # an iterator over iterators over a list
 _OBJECTS: Final = 10_000  # that are looked at
 _HEAD: Final = struct.Struct("<II")  # sizes of the roster and of the states
 
@@ -576,12 +577,16 @@ def _inside_of(part: Part) -> Iterator[tuple[Part, State]]:
         root = root.owner
     if root.label == "iterator":
         return  # of a stream, which makes them anew when it is replayed
-    inner = gc.get_referents(part.value)[:WIDTH]
-    plain = [one for one in inner if type(one) in (dict, list, tuple)]
-    for one in [*inner, *itertools.islice(gc.get_referents(*plain), WIDTH)]:
-        state = state_of(one) if is_a(one, GENERATORS) else None
-        if state is not None:
-            yield part, state
+    level = [part.value]
+    for _ in range(_STEPS_INSIDE):
+        inner = gc.get_referents(*level)[:WIDTH]
+        for one in inner:
+            state = state_of(one) if is_a(one, GENERATORS) else None
+            if state is not None:
+                yield part, state
+        level = [one for one in inner if type(one) in _OPAQUE or type(one) in (dict, list, tuple)]
+        if not level:
+            return
 
 
 def _beyond(part: Part) -> list[str]:

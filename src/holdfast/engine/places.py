@@ -54,7 +54,7 @@ class Places:
         while step is not None:
             holder, held = self._before.get(id(step.holder), (None, None))
             if holder is not None and holder is step.holder:
-                return _put_back(holder, held, step.key)
+                return _put_back(holder, held, step)
             step = step.owner
         return False
 
@@ -66,11 +66,16 @@ def _slot(value: Any, member: Any) -> Any:
         return _NOTHING
 
 
-def _put_back(holder: Any, held: list[Any], key: Any) -> bool:
+def _put_back(holder: Any, held: list[Any], part: Part) -> bool:
+    key: Any = part.key
     if is_a(holder, list):
+        if key < len(held) and held[key] is part.value:
+            return False  # it was there: what was made is somewhere inside
         list.__setitem__(holder, slice(None), held)
         return True
     before = next((value for one, value in held if one is key or _equal(one, key)), _NOTHING)
+    if before is part.value:
+        return False
     if is_a(holder, dict):
         if type(key) not in _KEYS:
             return False  # its class would be asked for a hash

@@ -42,7 +42,7 @@ __all__ = ["AsideTracer", "LookFailed", "TooSlow"]
 
 LONGEST: Final = 60.0  # seconds a look may take
 SHORTEST_WAIT = 0.05  # seconds that an exiting worker waits for looks, however quick its batches
-MOMENT: Final = 0.005  # seconds that tracing may add to even the quickest batch
+MOMENT: Final = 0.02  # seconds that tracing may add to even the quickest batch
 _SEEN, _FAILED = b"S", b"F"
 
 
@@ -113,7 +113,7 @@ class AsideTracer(Tracer):
         added = traced.processor - max(one.processor for one in self._plain)
         frames = leaks.FRAMES
         if added > 0:
-            # In long functions a further frame costs as much as the first: its line is looked up.
+            # In a long function a further frame costs as much as the first: its line is looked up.
             frames = min(frames, math.floor(time_left / added))
         self._stop()
         if frames < 1:

@@ -1,1 +1,1 @@
-"""The command line's verbs, one file each."""
+"""The subcommands of ``holdfast``, one file each."""

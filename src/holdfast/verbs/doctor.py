@@ -1,4 +1,4 @@
-"""``holdfast doctor``: this machine, and a dataset, looked at before the run."""
+"""``holdfast doctor``: check this machine, and a dataset, before the run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["doctor"]
     "--num-workers", "--workers", type=click.IntRange(1), help="[default: the loader's, or 4]"
 )
 @click.option("--prefetch-factor", type=click.IntRange(1), help="[default: the loader's, or 2]")
-@click.option("--memory-budget", metavar="BYTES", help="As DataLoader takes it: auto, 2GiB, none.")
+@click.option("--memory-budget", metavar="BYTES", help="As for DataLoader: auto, 2GiB, none.")
 @click.option(
-    "--samples", default=32, show_default=True, type=click.IntRange(2), help="How many to try."
+    "--samples", default=32, show_default=True, type=click.IntRange(2), help="How many to load."
 )
 @click.option(
     "--seconds",
@@ -52,13 +52,13 @@ def doctor(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Look for what will go wrong with data loading on this machine, before it does.
+    """Find out what will go wrong with data loading on this machine, before it does.
 
-    With a dataset (or its loader, or a function that makes one) named as in
-    mypackage.data:train_set, look at that as well, for the given settings: samples are loaded
+    With a dataset, its loader or a function that makes one, named as in
+    mypackage.data:train_set, check that as well, for the given settings: samples are loaded
     in real workers.
 
-    Exit status: 0 all good, 1 something to look at, 3 something bad, 2 for wrong usage.
+    Exit status: 0 if all is good, 1 with warnings, 3 if something is bad, 2 for wrong usage.
     """
     out = terminal.console()
     parts: dict[str, list[Check]] = {}
@@ -69,7 +69,7 @@ def doctor(
             found = source.any_dataset(target, source.arguments(args))
         except source.SourceError as error:
             raise click.UsageError(str(error)) from None
-        except (Exception, SystemExit) as error:  # the user's own, from importing or making it
+        except (Exception, SystemExit) as error:  # raised by the user's own code
             click.echo(traceback.format_exc(), err=True)
             parts[target] = [patient.cannot_be_made(error)]
     here = Surroundings.look()
@@ -95,7 +95,7 @@ def doctor(
 
 
 def _budget(given: str | None) -> int | Literal["auto"] | None:
-    """The budget that is asked for, checked as the loader checks it."""
+    """The given budget, checked as the loader checks it."""
     value: Any = "auto" if given is None else given
     if given is not None and given.lower() == "none":
         value = None

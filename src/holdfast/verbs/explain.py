@@ -33,18 +33,18 @@ _CHUNK = 1 << 16  # bytes read at once
 @click.argument("sources", nargs=-1, metavar="[FILE|FOLDER|CAUSE|-]...")
 @click.option("--list", "listing", is_flag=True, help="Show all causes.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
-@click.option("--elsewhere", is_flag=True, help="It happened on another machine: ask nothing here.")
-@click.option("--tee", is_flag=True, help="Pass standard input on to standard output meanwhile.")
+@click.option("--elsewhere", is_flag=True, help="It happened on another machine: ignore this one.")
+@click.option("--tee", is_flag=True, help="Copy standard input to standard output as it comes.")
 def explain(
     sources: tuple[str, ...], listing: bool, as_json: bool, elsewhere: bool, tee: bool
 ) -> None:
-    """Say what went wrong, how sure that is and why, and what to do now.
+    """Say what went wrong, how certain that is and why, and what to do now.
 
     Reads logs, tracebacks and dmesg excerpts from files or standard input
-    (python train.py 2>&1 | holdfast explain --tee), or a folder that a logbook was
-    kept in. The name of a cause shows its entry in the manual.
+    (python train.py 2>&1 | holdfast explain --tee), or the folder of a logbook. With the
+    name of a cause, shows its entry in the manual.
 
-    Exit status: 0 if a cause was found, 1 if none is known, 2 for wrong usage.
+    Exit status: 0 if a cause was found, 1 if none was found, 2 for wrong usage.
     """
     if listing:
         _list(as_json)
@@ -67,12 +67,12 @@ def explain(
 
 
 def _stories(folders: list[str]) -> None:
-    """Logbooks hold verdicts already: tell them."""
+    """Show the verdicts that logbooks contain."""
     known = NOT_KNOWN
     for folder in folders:
         story = logbook.read(folder)
         if story.empty:
-            raise click.UsageError(f"{folder} is a folder without a logbook in it")
+            raise click.UsageError(f"{folder} is a folder, but contains no logbook")
         tell(terminal.console(), story)
         known = KNOWN if story.incidents or story.bad_samples else known
     sys.exit(known)
@@ -82,7 +82,7 @@ def _stories(folders: list[str]) -> None:
 
 
 def _is_name(source: str) -> bool:
-    """A cause, or what was meant as one: a bare word that is no file."""
+    """Whether it is a cause, or was meant as one: a bare word that is not a file."""
     if source == "-" or Path(source).exists():
         return False
     return source in CATALOGUE or not any(mark in source for mark in "./\\ ")
@@ -113,7 +113,7 @@ def _read(clues: Clues, source: str, tee: bool, name: str) -> None:
 
 
 def _decoded(stream: Any, copy: IO[bytes] | None) -> Iterator[str]:
-    """A stream's text as it comes, passed on before it is looked at."""
+    """A stream's text as it comes, copied to `copy` before it is searched."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while chunk := stream.read1(_CHUNK):
         if copy is not None:
@@ -144,7 +144,7 @@ def _answer(found: Explanation, as_json: bool) -> None:
     if not found.verdicts:
         lines = "this line" if found.lines == 1 else f"these {found.lines} lines"
         what = "an empty text" if found.blank else lines
-        out.print(f"No failure of data loading that we know stands in {what}.")
+        out.print(f"No known failure of data loading was found in {what}.")
         if found.ending:
             out.print("The last error in it is of another kind:")
             out.print(Text(f"    {found.ending}"))
@@ -152,12 +152,12 @@ def _answer(found: Explanation, as_json: bool) -> None:
             f"Looked for: {found.messages} messages of {len(CATALOGUE)} causes, of torch, Python, "
             "glibc, the kernel, CUDA, Docker, Kubernetes and Slurm (holdfast explain --list)."
         )
-        out.print("If something did go wrong, this would help to find it:")
+        out.print("If something did go wrong, this would help to find the cause:")
         terminal.show_remedies(out, COLLECT)
         return
     also = found.verdicts
     if found.ending:
-        out.print("The last error in this text is no failure of data loading that we know:")
+        out.print("The last error in this text is not a known failure of data loading:")
         out.print(Text(f"    {found.ending}"))
     else:
         terminal.show_verdict(out, also[0], at_work=not found.rebuilt)

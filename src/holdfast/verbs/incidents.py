@@ -28,18 +28,18 @@ __all__ = ["incidents", "tell"]
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 @click.option("--stacks", is_flag=True, help="Show the stacks that workers left.")
 def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
-    """Tell what went wrong in a run, in order, from the FOLDER given as logbook=.
+    """Show what went wrong in a run, in order, from the FOLDER given as logbook=.
 
-    Exit status: 0 if nothing went wrong, 1 if something did, 2 if FOLDER is no logbook.
+    Exit status: 0 if nothing went wrong, 1 if something did, 2 if FOLDER is not a logbook.
     """
     try:
         story = logbook.read(folder)
     except OSError as error:
         raise click.UsageError(str(error)) from None
     if story.empty:
-        damaged = f" ({story.damaged} lines in it are no records)" if story.damaged else ""
+        damaged = f" ({story.damaged} lines in it are not records)" if story.damaged else ""
         raise click.UsageError(
-            f"{folder} holds no logbook{damaged}: expected run.json or incidents.jsonl, as written "
+            f"{folder} contains no logbook{damaged}: expected run.json or incidents.jsonl, written "
             f"by DataLoader(..., logbook={str(folder)!r})"
         )
     if as_json:
@@ -98,21 +98,21 @@ def _summary(out: Console, story: logbook.Story) -> None:
         trainer = max((one.get("trainer_bytes") or 0 for one in story.memory), default=0)
         workers = max((sum((one.get("workers") or {}).values()) for one in story.memory), default=0)
         crew = (
-            f"all workers of a loader {in_words(workers)} (what they share is counted for each)"
+            f"all workers of a loader {in_words(workers)} (shared memory is counted for each)"
             if workers
-            else "its workers were not there yet when it was looked at"
+            else "its workers were not running yet when memory was measured"
         )
         out.print(f"Most memory seen: trainer {in_words(trainer)}, {crew}.")
     if story.damaged:
         what = "line was" if story.damaged == 1 else "lines were"
         out.print(
-            f"{story.damaged} damaged {what} left out: torn, as when a writer is killed in the "
-            "middle, or no record of a logbook."
+            f"{story.damaged} damaged {what} left out: incomplete, because the writer was killed, "
+            "or not a record of a logbook."
         )
     _happened(out, story.events)
     if not (story.incidents or story.bad_samples or story.leaks):
         whole = "No worker was lost." if story.events else "Nothing went wrong."
-        out.print("What is left tells of nothing that went wrong." if story.damaged else whole)
+        out.print("The other lines say that nothing went wrong." if story.damaged else whole)
         return
     causes = Counter(str(one.get("cause")) for one in story.incidents)
     leak = ", a leak" if story.leaks else ""
@@ -121,11 +121,11 @@ def _summary(out: Console, story: logbook.Story) -> None:
     inexact = sum(one.get("exact") is False for one in story.incidents)
     if inexact:
         out.print(
-            f"After {inexact} of them a stream went on otherwise than it was, or not at all: "
-            "samples may be missing or come twice (holdfast explain stream-not-repeatable)."
+            f"After {inexact} of them a stream did not continue exactly, or not at all: samples "
+            "may be missing or come twice (holdfast explain stream-not-repeatable)."
         )
     for cause, count in causes.most_common():
-        title = CATALOGUE[cause].title if cause in CATALOGUE else "for an unknown reason"
+        title = CATALOGUE[cause].title if cause in CATALOGUE else "ended for an unknown reason"
         out.print(f"  {count} × {cause}: a worker {title}")
         if cause in CATALOGUE:
             last = [one for one in story.incidents if one.get("cause") == cause][-1]
@@ -137,10 +137,10 @@ def _summary(out: Console, story: logbook.Story) -> None:
 
 _EVENTS = {
     "recycled": "Workers were replaced because they had grown",
-    "pressure": "Memory ran short, and less was in flight",
-    "smaller": "Less was ordered after a death for lack of memory",
+    "pressure": "Memory ran short, and fewer batches were kept in flight",
+    "smaller": "Fewer batches were ordered after a death for lack of memory",
     "not-recycled": "Workers that had grown were not replaced",
-    "started-late": "There was no room for a worker, and it was started later",
+    "started-late": "There was no memory for a worker, and it was started later",
 }
 _SHOWN = 3
 
@@ -162,7 +162,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _happened(out: Console, events: list[dict[str, Any]]) -> None:
-    """What is no incident, counted."""
+    """Count the events that are not incidents."""
     counts = Counter(str(one["event"]) for one in events)
     for kind, count in counts.most_common():
         if kind in _EVENTS:

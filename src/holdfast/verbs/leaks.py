@@ -52,9 +52,9 @@ def leaks(
 ) -> None:
     """Say which lines of a dataset hold ever more memory.
 
-    Samples are loaded in one worker, one after the other, in rounds of equal length; what has
-    grown in every round is listed: lines, types of objects, and memory that Python does not
-    know of.
+    Samples are loaded in one worker, one after the other, in rounds of equal length. Whatever
+    has grown in every round is listed: lines, types of objects, and memory that Python did
+    not allocate.
 
     Exit status: 0 if nothing grows, 1 if something does, 2 for wrong usage, 3 if a sample
     raised or the worker died.
@@ -63,17 +63,15 @@ def leaks(
         dataset = source.any_dataset(spec, source.arguments(args)).dataset
     except SourceError as error:
         raise click.UsageError(str(error)) from None
-    except (Exception, SystemExit):  # the user's own, from importing or making it
-        click.echo(
-            f"Nothing can be said: the dataset cannot be made\n{traceback.format_exc()}", err=True
-        )
+    except (Exception, SystemExit):  # raised by the user's own code
+        click.echo(f"No result: the dataset could not be made\n{traceback.format_exc()}", err=True)
         sys.exit(NOT_FINISHED)
     say = terminal.Progress(quiet=as_json or not sys.stderr.isatty())
     try:
         found = tracing.trace(dataset, samples, rounds, start_method, say)
     except Troubled as trouble:
         say("")
-        click.echo(f"Nothing can be said: {trouble}\n{trouble.details}", err=True)
+        click.echo(f"No result: {trouble}\n{trouble.details}", err=True)
         sys.exit(NOT_FINISHED)
     say("")
     if as_json:
@@ -102,12 +100,12 @@ def tell(out: Console, found: Findings, rounds: int) -> None:
     if found.native:
         out.print(
             Text(
-                f"{in_words(round(found.native))} per sample are not in Python's books: native "
-                "memory. Tensors of torch are such memory, held by the objects above; else it is "
-                f"native code. Loaded here: {', '.join(found.suspects) or 'none'}."
+                f"{in_words(round(found.native))} per sample were not allocated by Python: native "
+                "memory. It belongs to torch tensors, which the objects above hold, or to native "
+                f"code. Native libraries loaded here: {', '.join(found.suspects) or 'none'}."
             )
         )
     out.print(
-        f"That is what has grown in each of {loaded}. A cache that fills slowly looks the same: "
-        "try --samples with a larger number. Until it is mended, worker_memory_limit bounds it."
+        f"All this has grown in each of {loaded}. A cache that fills slowly looks the same: try a "
+        "larger --samples. Until the leak is fixed, worker_memory_limit bounds it."
     )

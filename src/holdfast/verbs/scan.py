@@ -40,10 +40,10 @@ SAVE_EVERY: Final = 1.0  # seconds
 @click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="For a class or function.")
 @click.option("--images", type=click.Path(path_type=Path), help="Scan the images in this folder.")
 @click.option("--files", "folder", type=click.Path(path_type=Path), help="Scan all files in it.")
-@click.option("--loader", metavar="MODULE:FUNCTION", help="With --files: is given a path.")
+@click.option("--loader", metavar="MODULE:FUNCTION", help="With --files: called with each path.")
 @click.option("--out", type=click.Path(path_type=Path), help="List bad samples here (JSON lines).")
-@click.option("--sample", type=click.IntRange(min=1), help="Only so many, chosen at random.")
-@click.option("--resume", is_flag=True, help="Go on where the scan with this --out was ended.")
+@click.option("--sample", type=click.IntRange(min=1), help="Only this many, chosen at random.")
+@click.option("--resume", is_flag=True, help="Continue the scan with this --out that was ended.")
 @click.option("--retry", type=click.Path(path_type=Path), help="Only the samples listed here.")
 @click.option("--twice", is_flag=True, help="Load each twice from one random state and compare.")
 @click.option(
@@ -89,10 +89,10 @@ def scan(
 ) -> None:
     """Load every sample of a dataset and report the bad ones.
 
-    MODULE:NAME is a dataset, a class or a function that makes one, as in
+    MODULE:NAME is a dataset, or a class or function that makes one, as in
     mypackage.data:train_set or path/to/data.py:Photos --arg root=/data. Samples that
-    raise, are None, crash or hang are survived and listed; a second table shows what is
-    slow, large or of another shape than the rest.
+    raise, are None, crash or hang are listed, and the scan goes on; other tables show
+    samples that are slow, large or of another shape than the rest.
 
     Exit status: 0 if all are good, 1 if any is bad, 2 for wrong usage, 3 if the scan could
     not be finished, 130 or 143 if interrupted by SIGINT or SIGTERM.
@@ -112,7 +112,7 @@ def scan(
     except SourceError as error:
         raise click.UsageError(f"--retry {error}") from None
     for damage in () if listed is None else listed.damaged:
-        click.echo(f"{damage}; passed over", err=True)
+        click.echo(f"{damage}; skipped", err=True)
     indices = listed.indices if listed is not None else part(len(dataset), sample, seed)
     job = _Job(title, dataset, indices, settings, out, listed)
     job.begin(
@@ -134,17 +134,19 @@ def scan(
 def _check_usage(out: Path | None, sample: int | None, resume: bool, retry: Path | None) -> None:
     if resume and out is None:
         raise click.UsageError(
-            "--resume needs --out: how far a scan has come is kept beside its list of bad samples"
+            "--resume needs --out: the progress of a scan is kept beside its list of bad samples"
         )
     if retry is not None and (resume or sample is not None):
         other = "--resume" if resume else "--sample"
-        raise click.UsageError(f"--retry tries all that are listed; it does not go with {other}")
+        raise click.UsageError(
+            f"--retry tries all listed samples; it cannot be combined with {other}"
+        )
     if out is not None and not out.absolute().parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.absolute().parent}")
     if out is not None and not resume and out.exists() and (out.is_dir() or out.stat().st_size):
         raise click.UsageError(
-            f"--out {out} is there already: --resume goes on with the scan that wrote it, --retry "
-            f"{out} tries its samples again; else give another name"
+            f"--out {out} exists already: --resume continues the scan that wrote it, --retry "
+            f"{out} tries its samples again; otherwise give another name"
         )
 
 
@@ -181,7 +183,7 @@ def _dataset(
     except click.UsageError:
         raise
     except KeyboardInterrupt:
-        sys.exit(130)  # and not 1, which says that samples are bad
+        sys.exit(130)  # not 1, which means that samples are bad
     except (Exception, SystemExit) as error:  # a script may exit when it is imported
         click.echo("".join(traceback.format_exception(error)), err=True)
         raise click.UsageError(
@@ -211,7 +213,7 @@ def _files(folder: Path, endings: frozenset[str] | None, load: Any) -> files.Fil
 
 
 class _Terminated(BaseException):
-    """SIGTERM: as Ctrl-C, but not from the keyboard."""
+    """SIGTERM: handled like Ctrl-C, but with another exit status."""
 
 
 class _Job:
@@ -239,7 +241,7 @@ class _Job:
         self._saved = 0.0
 
     def begin(self, resume: bool, about: dict[str, Any]) -> None:
-        """Find out what was done before."""
+        """Load what an earlier scan has done, if this one resumes it."""
         self.progress = Progress(about)
         if self.out is None or self.quarantine is None or self.listed is not None:
             return
@@ -252,14 +254,14 @@ class _Job:
                 self.progress = saved
             elif Path(self.out).exists():
                 raise click.UsageError(
-                    f"--resume: {self.out} is there, but not {self._path()}, which says how far "
+                    f"--resume: {self.out} exists, but not {self._path()}, which says how far "
                     "its scan had come"
                 )
             self.written = {key_of(bad.index) for bad in self.quarantine.read().records}
         self._save()
 
     def run(self, as_json: bool) -> int:
-        """To the end, or until it is interrupted; the exit status."""
+        """Scan to the end, or until interrupted; returns the exit status."""
         progress, total = self.progress, len(self.indices)
         bar = Bar(console(stderr=True), total, len(progress.done), progress.tally.bad)
         try:
@@ -309,7 +311,7 @@ class _Job:
     def _interrupted(self) -> None:
         tally, done = self.progress.tally, len(self.progress.done)
         go_on = (
-            "the same command with --resume goes on from here"
+            "the same command with --resume continues from here"
             if self.out
             else ("with --out it could be resumed")
         )
@@ -341,7 +343,7 @@ class _Job:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Deaths of workers and bad samples are told in the report; SIGTERM is as good as Ctrl-C."""
+    """Log no deaths and bad samples, which are in the report; handle SIGTERM like Ctrl-C."""
     logger = logging.getLogger("holdfast")
     disabled, logger.disabled = logger.disabled, True
     before = signal.signal(signal.SIGTERM, _terminate)

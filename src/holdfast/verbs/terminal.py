@@ -34,7 +34,7 @@ def console() -> Console:
 
 
 class Progress:
-    """One line that says what is going on, written over itself."""
+    """One line on standard error that says what is being done, and overwrites itself."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
@@ -45,8 +45,8 @@ class Progress:
 
 
 def show_verdict(out: Console, verdict: Verdict, *, at_work: bool = True) -> None:
-    """Cause, how sure and why, what it means, what to do. `at_work`: unless the text shows that it
-    was another's loader, holdfast may have been."""
+    """Cause, how certain and why, what it means, what to do. `at_work` is False if the text shows
+    that the loader was not holdfast's."""
     head = Text(verdict.cause, style="bold")
     head.append(f"  ({_SURE[verdict.confidence]})", _COLOURS[verdict.confidence])
     head.append(f": a worker {verdict.title}", "")
@@ -61,7 +61,7 @@ def show_verdict(out: Console, verdict: Verdict, *, at_work: bool = True) -> Non
         _heading(out, "What to do, cheapest first")
         show_remedies(out, verdict.remedies)
         about = "What holdfast does about it"
-        _heading(out, about if at_work else f"{about}, where it is at work")
+        _heading(out, about if at_work else f"{about}, if it is the loader")
         _item(out, cause.already)
     if verdict.perhaps:
         _heading(out, "It may also be")
@@ -70,7 +70,7 @@ def show_verdict(out: Console, verdict: Verdict, *, at_work: bool = True) -> Non
 
 
 def show_aside(out: Console, verdict: Verdict) -> None:
-    """What stands in the text beside the likeliest."""
+    """Another cause in the text, beside the likeliest."""
     sure = _SURE[verdict.confidence]
     out.print(Text(f"Also in this text: {verdict.cause} ({sure}): a worker {verdict.title}"))
     for reason in verdict.because:
@@ -126,7 +126,7 @@ def _heading(out: Console, words: str) -> None:
 
 
 def _item(out: Console, words: str, hanging: int = 0) -> None:
-    """An indented paragraph; only a terminal has a width to keep to."""
+    """An indented paragraph, wrapped only on a terminal."""
     if out.is_terminal:
         indent = " " * 4
         words = textwrap.fill(

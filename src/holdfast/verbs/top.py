@@ -18,14 +18,15 @@ __all__ = ["top"]
 @click.option(
     "--interval", default=1.0, show_default=True, type=click.FloatRange(0.1), help="Seconds."
 )
-@click.option("--once", is_flag=True, help="Print one table and end.")
-@click.option("--no-stacks", is_flag=True, help="Do not ask py-spy what torch's workers do.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
+@click.option("--no-stacks", is_flag=True, help="Do not run py-spy on torch's workers.")
 def top(pid: int | None, interval: float, once: bool, no_stacks: bool) -> None:
     """Watch loader workers, torch's or holdfast's, of all programs or of the one with PID.
 
-    Shown of each: state, CPU, resident, private and shared memory, growth of the private part per
-    minute, open files, threads, and what it is doing: batch, sample and step of holdfast's workers;
-    the Python function (with py-spy) or kernel function of torch's. q quits. No root needed.
+    Shown for each: state, CPU, resident, private and shared memory, growth of private memory per
+    minute, open files, threads, and what it is doing: for holdfast's workers batch, sample and
+    step; for torch's the Python function (with py-spy) or the kernel function. Press q to quit.
+    Needs no root.
 
     Exit status: 0, or 1 if there was no worker.
     """

@@ -1,1 +1,1 @@
-"""How things look: on a terminal, one view a file."""
+"""What is shown on a terminal, one file per view."""

@@ -29,14 +29,14 @@ Names = Callable[[int], str | None]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Wraps at words on a terminal, and nowhere in a file, where lines are looked for."""
+    """Wraps at words on a terminal, and nowhere in a file, so that lines can be searched for."""
     out = Console(highlight=False, markup=False, stderr=stderr)  # names may look like markup
     out.soft_wrap = not out.is_terminal
     return out
 
 
 class Bar:
-    """How far it is: a bar on a terminal, elsewhere a line now and then."""
+    """Progress: a bar on a terminal, elsewhere a line every 30 seconds."""
 
     def __init__(self, out: Console, total: int, done: int, bad: int) -> None:
         self._out = out
@@ -102,21 +102,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is told at the end."""
+    """All that is shown at the end."""
 
     title: str
     total: int  # to be scanned
     tally: Tally
     seconds: float
-    out: str | None = None  # the file that the bad ones are listed in
-    of_files: bool = False  # and not of a dataset that a loader is made with
-    retried: int | None = None  # how many were listed
+    out: str | None = None  # the file that lists the bad samples
+    of_files: bool = False  # files were scanned, not a dataset
+    retried: int | None = None  # how many samples were listed for --retry
     good_now: tuple[int, ...] = ()
     gone: tuple[BadSample, ...] = ()  # listed, and not in the dataset any more
 
 
 def show(out: Console, report: Report, names: Names) -> None:
-    """The bad ones come last, since the end is what stays on the screen."""
+    """Bad samples come last, because the end stays on the screen."""
     tally = report.tally
     rate = f", {_number(tally.seen / report.seconds)} a second" if report.seconds else ""
     out.print(
@@ -134,7 +134,7 @@ def show(out: Console, report: Report, names: Names) -> None:
     _what_now(out, report)
 
 
-# -- bad ones ------------------------------------------------------------------------------
+# -- bad samples ---------------------------------------------------------------------------
 
 
 def _retried(out: Console, report: Report, names: Names) -> None:
@@ -212,16 +212,16 @@ def _forms(out: Console, tally: Tally) -> None:
     if forms.usual() is None:
         more = "more than " if forms.beyond.count else ""
         out.print(
-            f"Shapes vary: {more}{kinds} different ones, none of them that of half of the samples. "
-            "Default collation needs them equal within a batch."
+            f"Shapes vary: {more}{kinds} different ones, and none of them has half of the samples. "
+            "Default collation needs equal shapes within a batch."
         )
     odd = tally.odd()
     if not odd:
         return
     count = sum(one.examples.count for one in odd)
     out.print(
-        f"{count} {'is' if count == 1 else 'are'} unlike the others, which default collation may "
-        "not put into one batch:"
+        f"{count} {'is' if count == 1 else 'are'} unlike the others, and default collation may "
+        "fail to put them into one batch:"
     )
     table = _table("odd", "how", "first of them")
     for one in odd[:FORMS]:
@@ -236,7 +236,7 @@ def _twice(out: Console, tally: Tally) -> None:
         out.print(
             Text(
                 f"{tally.restless.count} differ when loaded again from the same random state, so "
-                "they depend on something that no seed sets (a clock, the system's randomness, "
+                "they depend on something that no seed controls (a clock, the system's randomness, "
                 f"the order of files): {_indices(tally.restless)}",
                 style="yellow",
             )
@@ -249,7 +249,8 @@ def _twice(out: Console, tally: Tally) -> None:
         )
     if tally.opaque.count:
         out.print(
-            f"{tally.opaque.count} hold something that cannot be compared: {_indices(tally.opaque)}"
+            f"{tally.opaque.count} contain something that cannot be compared: "
+            f"{_indices(tally.opaque)}"
         )
 
 
@@ -257,14 +258,14 @@ def _what_now(out: Console, report: Report) -> None:
     if not report.tally.bad:
         return
     if report.out is None:
-        out.print("What to do: --out bad.jsonl keeps the list, for mending them or leaving out.")
+        out.print("What to do: --out bad.jsonl keeps the list, to repair the samples or skip them.")
         return
     out.print(f"All of them, with tracebacks: {report.out}")
-    leave_out = "mend or remove these files"
+    leave_out = "repair or remove these files"
     if not report.of_files:
         skipping = f'DataLoader(..., on_bad_sample="skip", quarantine="{report.out}")'
-        leave_out = f"{skipping} leaves them out"
-    out.print(f"What to do: {leave_out}; after mending, --retry {report.out} tries them again.")
+        leave_out = f"{skipping} skips them"
+    out.print(f"What to do: {leave_out}; after repairs, --retry {report.out} tries them again.")
 
 
 # -- words ---------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def _number(value: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A time for people who wait."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

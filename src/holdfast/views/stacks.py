@@ -1,6 +1,6 @@
-"""What a stranger's worker is doing, from py-spy, if it is there and may look.
+"""What torch's workers are doing, from py-spy, if it is installed and permitted.
 
-One process is asked at a time, in the background, so that the view never waits.
+py-spy runs for one process at a time, in the background, so that the view never waits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 __all__ = ["Stacks", "innermost"]
 
-_LATEST = 3.0  # seconds a look may take
-_OFTEN = 0.5  # seconds between two looks
+_LATEST = 3.0  # seconds that one run of py-spy may take
+_OFTEN = 0.5  # seconds between two runs
 _LIBRARIES = ("/multiprocessing/", "/torch/", "/threading.py", "/selectors.py", "<frozen")
 _LOOP = "_worker_loop"  # of torch's workers
 
@@ -34,7 +34,8 @@ class Stacks:
         self._again = 0.0
 
     def ask(self, pids: Sequence[int]) -> None:
-        """Collect an answer if there is one, and ask for the process not asked for longest."""
+        """Collect an answer if there is one, and start py-spy for the process whose last answer is
+        oldest."""
         now = time.monotonic()
         if self._running is not None:
             self._collect(now)
@@ -65,7 +66,7 @@ class Stacks:
             if place:
                 self.places[pid] = place
         elif b"ermission" in errors or b"root" in errors:
-            self.why_not = "py-spy may not look (root or ptrace_scope=0)"
+            self.why_not = "py-spy is not permitted to read them (needs root or ptrace_scope=0)"
 
     def close(self) -> None:
         if self._running is not None:
@@ -75,17 +76,17 @@ class Stacks:
 
 
 def _find(name: str) -> str | None:
-    """On the path, or beside this Python: an environment need not be activated to be used."""
+    """On the path, or beside this Python, whose environment may not be activated."""
     return shutil.which(name) or shutil.which(name, path=os.path.dirname(sys.executable))
 
 
 def innermost(dump: list[dict[str, Any]]) -> str:
-    """Function and line of the main thread that is nearest to what the user wrote."""
+    """Function and line of the main thread's innermost frame in the user's own code, if any."""
     if not dump:
         return ""
     main = next((one for one in dump if one.get("thread_name") == "MainThread"), dump[0])
     frames = list(main.get("frames", ()))
-    # Below the worker's loop a forked worker has its trainer's frames, where nothing happens.
+    # The frames outside the worker's loop are the trainer's, copied by the fork.
     ends = [at for at, frame in enumerate(frames) if frame.get("name") == _LOOP]
     frames = frames[: ends[0] + 1] if ends else frames
     if not frames:

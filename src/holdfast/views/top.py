@@ -23,15 +23,15 @@ from holdfast.views.workers import SELDOM, Watch, Worker
 
 __all__ = ["draw", "run", "surroundings"]
 
-_GROWING = 10 << 10  # bytes per second that are worth a colour: 36 MB in an hour
-_IN_A_FILE = 120  # characters of a line
+_GROWING = 10 << 10  # bytes per second from which growth is coloured: 36 MB per hour
+_IN_A_FILE = 120  # characters per line, if not on a terminal
 _STATES = {"R": "green", "D": "red", "T": "red", "t": "red", "Z": "red"}
 
 
 def run(out: Console, pid: int | None, interval: float, once: bool, stacks: bool = True) -> int:
-    """Show until q is pressed; how many workers there were at the end."""
+    """Show until q is pressed; returns how many workers there were at the end."""
     once = once or not (out.is_terminal and sys.stdin.isatty())
-    watch = Watch(pid, share=1.0 if once else SELDOM)  # two readings are not worth saving
+    watch = Watch(pid, share=1.0 if once else SELDOM)  # two readings need not be spared
     spy = Stacks() if stacks else None
     try:
         if once:
@@ -40,7 +40,7 @@ def run(out: Console, pid: int | None, interval: float, once: bool, stacks: bool
             while True:
                 rows = watch.look()
                 _ask(spy, rows)
-                live.update(draw(rows, surroundings(rows), spy, _nobody(pid)), refresh=True)
+                live.update(draw(rows, surroundings(rows), spy, _no_workers(pid)), refresh=True)
                 if quits(interval):
                     return _count(rows)
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def run(out: Console, pid: int | None, interval: float, once: bool, stacks: bool
 
 
 def _once(out: Console, watch: Watch, spy: Stacks | None, interval: float) -> int:
-    """Two looks, because rates need them, and one table."""
+    """Print one table, after two readings, because rates need two."""
     rows = watch.look()
     deadline = time.monotonic() + max(interval, 1.0)
     while time.monotonic() < deadline:
@@ -59,7 +59,7 @@ def _once(out: Console, watch: Watch, spy: Stacks | None, interval: float) -> in
         time.sleep(0.1)
     rows = watch.look()
     width = out.width if out.is_terminal else max(out.width, _IN_A_FILE)
-    out.print(draw(rows, surroundings(rows), spy, _nobody(watch.pid)), width=width)
+    out.print(draw(rows, surroundings(rows), spy, _no_workers(watch.pid)), width=width)
     return _count(rows)
 
 
@@ -74,7 +74,7 @@ def _count(rows: Sequence[Worker]) -> int:
 
 @contextmanager
 def _keys() -> Iterator[_Quits]:
-    """Keys arrive without Enter meanwhile; the terminal is put back whatever happens."""
+    """Read keys without Enter; the terminal is restored in any case."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
@@ -84,7 +84,7 @@ def _keys() -> Iterator[_Quits]:
 
 
 class _Quits:
-    """Waits for so many seconds; True as soon as q is pressed."""
+    """Waits for some seconds; True as soon as q is pressed."""
 
     def __call__(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -117,12 +117,12 @@ def surroundings(rows: Sequence[Worker], roots: Roots = HERE) -> list[str]:
     return parts
 
 
-NOBODY = "no loader workers are running (processes called pt_data_worker)"
+NO_WORKERS = "no loader workers are running (processes called pt_data_worker)"
 
 
-def _nobody(pid: int | None) -> str:
+def _no_workers(pid: int | None) -> str:
     if pid is None:
-        return NOBODY
+        return NO_WORKERS
     if os.path.exists(f"/proc/{pid}"):
         return f"process {pid} has no loader workers now (processes called pt_data_worker)"
     return f"process {pid} has ended"
@@ -132,11 +132,11 @@ def draw(
     rows: Sequence[Worker],
     below: Sequence[str],
     spy: Stacks | None = None,
-    nobody: str = NOBODY,
+    if_empty: str = NO_WORKERS,
 ) -> RenderableType:
-    """The table, a line about the machine, and one about what is missing."""
+    """The table, the lines `below` it, and a line about what could not be read."""
     if not rows:
-        return Text("\n".join([nobody, *below]))
+        return Text("\n".join([if_empty, *below]))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("PID", justify="right")
     table.add_column("WHO", no_wrap=True)
@@ -149,9 +149,11 @@ def draw(
         table.add_row(*_figures(row), Text(_doing(row, spy)), style=style)
     notes = [Text(""), *map(Text, below)]
     if all(row.memory is None for row in rows):
-        notes.append(Text("memory and files of another user's processes may not be read", "dim"))
+        notes.append(Text("memory and files of another user's processes cannot be read", "dim"))
     if spy is not None and spy.why_not and any(not row.ours for row in rows):
-        notes.append(Text(f"torch's workers by kernel function: {spy.why_not}", "dim"))
+        notes.append(
+            Text(f"torch's workers are shown with their kernel function: {spy.why_not}", "dim")
+        )
     return Group(table, *notes)
 
 

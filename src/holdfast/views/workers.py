@@ -1,7 +1,7 @@
 """Loader workers of any PyTorch program on this machine, ours and torch's, seen from outside.
 
-Both kinds call themselves ``pt_data_worker``; ours hold a black box, in which it says what they are
-doing. Needs no rights beyond those of the user who runs them: what may not be read is left out.
+Both kinds have the process name ``pt_data_worker``; ours have a black box that says what they are
+doing. Needs no permissions beyond those of the user who runs them: what cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["Memory", "Watch", "Worker"]
 _WORKER = "pt_data_worker"
 _TICKS = os.sysconf("SC_CLK_TCK")
 SELDOM = 0.01
-"""The part of the time that may go into reading smaps, which takes long for large processes."""
+"""The fraction of time that may be spent reading smaps, which takes long for large processes."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: all that is resident, what nobody else has, and what others have too."""
+    """Bytes: resident, private to the process, and shared with others."""
 
     resident: int
     private: int
@@ -35,14 +35,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker, or a trainer, at one moment. None is unknown."""
+    """One worker, or a trainer, at one moment. None means unknown."""
 
     pid: int
     trainer: int
     ours: bool
     number: int | None
     state: str
-    cpu: float | None  # of one core, since the last look
+    cpu: float | None  # of one core, since the last reading
     memory: Memory | None
     growth: float | None  # private bytes per second since it was first seen
     descriptors: int | None
@@ -54,7 +54,7 @@ class Worker:
 
 @dataclass
 class _Seen:
-    """What is remembered of a process from look to look."""
+    """What is remembered of a process from one reading to the next."""
 
     born: str
     ticks: int
@@ -66,7 +66,7 @@ class _Seen:
 
 
 class Watch:
-    """Looks again and again; differences are taken from look to look."""
+    """Reads all workers again and again; rates are differences between readings."""
 
     def __init__(self, pid: int | None = None, roots: Roots = HERE, share: float = SELDOM) -> None:
         self.pid = pid
@@ -75,7 +75,7 @@ class Watch:
         self._seen: dict[int, _Seen] = {}
 
     def look(self) -> list[Worker]:
-        """Workers, each trainer's together and behind their trainer."""
+        """The workers, grouped behind their trainers."""
         parents = dict(self._parents())
         workers = [pid for pid in parents if self._is_called(pid, _WORKER)]
         found = {pid: self._trainer_of(pid, parents) for pid in workers}
@@ -95,7 +95,7 @@ class Watch:
         self._seen = {pid: seen for pid, seen in self._seen.items() if pid in parents}
         return rows
 
-    # -- who ----------------------------------------------------------------------------------
+    # -- which processes ----------------------------------------------------------------------
 
     def _parents(self) -> Iterator[tuple[int, int]]:
         for entry in os.listdir(self.roots.proc):
@@ -107,11 +107,11 @@ class Watch:
         return (text(self.roots.proc / str(pid) / "comm") or "").strip() == name
 
     def _trainer_of(self, pid: int, parents: dict[int, int]) -> int:
-        """Who uses the worker: its parent, or with ours the nursery's parent."""
+        """The process that uses the worker: its parent, or for ours the nursery's parent."""
         parent = parents[pid]
         return parents.get(parent, parent) if self._is_called(parent, NURSERY) else parent
 
-    # -- what ---------------------------------------------------------------------------------
+    # -- what they are doing ------------------------------------------------------------------
 
     def _row(self, pid: int, trainer: int) -> Worker | None:
         fields = self._stat(pid)
@@ -174,7 +174,7 @@ class Watch:
                     continue
                 found = read_from_outside(str(folder / entry), self._offset(pid, entry))
             except OSError:
-                continue  # closed meanwhile, or not for us to see
+                continue  # closed meanwhile, or not permitted
             if found is not None:
                 return found
         return None
@@ -191,7 +191,7 @@ class Watch:
 
     def _command(self, pid: int) -> str:
         path: Path = self.roots.proc / str(pid) / "cmdline"
-        return " ".join((text(path) or "").replace("\0", " ").split())  # code after -c has lines
+        return " ".join((text(path) or "").replace("\0", " ").split())  # -c may have newlines
 
 
 def _upwards(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -204,7 +204,7 @@ def _order(worker: Worker) -> tuple[int, int]:
 
 
 def _growth(seen: _Seen) -> float | None:
-    """Between the first reading and the last; None while there is only one."""
+    """Bytes per second between the first reading and the last; None with only one."""
     if seen.first is None or seen.last is None:
         return None
     passed = seen.last[0] - seen.first[0]

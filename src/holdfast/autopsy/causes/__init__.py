@@ -1,1 +1,1 @@
-"""The entries of the catalogue, by what it is that runs out or breaks."""
+"""The entries of the catalogue, grouped by what runs out or breaks."""

@@ -1,4 +1,4 @@
-"""A process ends: by a signal of its own making, by somebody's hand, or by itself."""
+"""A process ends: by a crash, by a signal from another process, or by itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CAUSES = (
             _ALONE,
             _BY_HAND,
             todo(
-                "If it is always the same sample, have it left out once it has done so alone",
+                "If it is always the same sample, have it skipped after it has crashed a worker alone",
                 "DataLoader(..., on_bad_sample='skip')   # holdfast's",
                 given="a sample",
             ),
@@ -63,8 +63,8 @@ CAUSES = (
             ),
         ),
         already=(
-            "The stack is saved, the sample named, the worker replaced; a sample that does it "
-            "again is singled out. It is never tried in the trainer's own process."
+            "The stack is saved, the sample is named, the worker is replaced. A sample that crashes a "
+            "worker again is loaded alone, and never in the trainer's own process."
         ),
     ),
     Cause(
@@ -88,8 +88,8 @@ CAUSES = (
             _ALONE,
             _BY_HAND,
             todo(
-                "Find the call that repeats, in incident.stack if it left one; nested data or a __getattr__ that calls "
-                "itself while being unpickled are the usual ones"
+                "Find the call that repeats, in incident.stack if there is one; usual reasons are nested data, or a "
+                "__getattr__ that calls itself while it is unpickled"
             ),
             todo("Do not raise the recursion limit without more stack", "ulimit -s 65536"),
             todo("For a thread", "threading.stack_size(64 << 20)"),
@@ -124,11 +124,11 @@ CAUSES = (
         slug="abort",
         title="aborted itself",
         meaning=(
-            "A native library found something it could not go on from and called abort(): a C++ "
-            "exception nobody caught, a corrupted heap, a failed assertion. The line it wrote on "
-            "standard error says which."
+            "A native library found an error it could not handle and called abort(): an uncaught C++ "
+            "exception, a corrupted heap, a failed assertion. The line it wrote to standard error says "
+            "which."
         ),
-        evidence="SIGABRT that holdfast did not send; the words on standard error; the dump.",
+        evidence="SIGABRT that holdfast did not send; the message on standard error; the dump.",
         signs=(
             sign(r"is killed by signal: Aborted"),
             sign(r"Fatal Python error: Aborted"),
@@ -149,27 +149,27 @@ CAUSES = (
             _ALONE,
             _BY_HAND,
             todo(
-                "A corrupted heap shows late: find the first bad access",
+                "A corrupted heap is noticed late: find the first bad access",
                 "PYTHONMALLOC=debug MALLOC_CHECK_=3 python train.py",
             ),
             todo("Upgrade or pin the library in the top frames of the stack"),
         ),
-        already="The stack is saved and the worker replaced; a sample that does it again is named.",
+        already="The stack is saved and the worker is replaced; a sample that aborts a worker again is named.",
     ),
     Cause(
         slug="killed-from-outside",
-        title="was killed by a signal that somebody sent, and not for memory",
+        title="was killed by another process, not by the kernel's OOM killer",
         meaning=(
-            "Somebody sent SIGKILL, or SIGTERM to this process alone: a person, a scheduler at the end "
-            "of its patience, a watchdog, a user-space memory guard such as earlyoom or systemd-oomd, or "
-            "code in the worker itself. A signal does not say who sent it, but the kernel's memory killer "
-            "keeps count, and where that can be read it counted none."
+            "A process sent SIGKILL, or sent SIGTERM to this worker alone: a user's command, a scheduler "
+            "whose time limit was over, a watchdog, a memory guard such as earlyoom or systemd-oomd, or code "
+            "in the worker itself. A signal does not name its sender, but the kernel counts the processes "
+            "it kills for memory, and no counter that can be read has moved."
         ),
         evidence=(
-            "SIGKILL, not in our own kill ledger, no `oom_kill` counter moved in the worker's control "
-            "group, in any above it, or in `/proc/vmstat` (or the kernel's log names others for all that "
-            "was counted), and no limit on CPU time was reached. Or SIGTERM to one worker, with the "
-            "trainer and the other workers untouched."
+            "SIGKILL that holdfast did not send; no `oom_kill` counter moved in the worker's control "
+            "group, in any above it, or in `/proc/vmstat` (or the kernel's log names another victim for "
+            "every kill that was counted); and no limit on CPU time was reached. Or SIGTERM to one worker "
+            "and not to the trainer or the other workers."
         ),
         signs=(
             report(r"earlyoom\[\d+\]: sending SIG(KILL|TERM) to process \d+"),
@@ -181,7 +181,7 @@ CAUSES = (
         see=("oom-killed", "group-sigterm"),
         remedies=(
             todo(
-                "Ask who: user-space guards write to the journal",
+                "Look for the sender: memory guards write to the journal",
                 "journalctl -b | grep -iE 'oomd|earlyoom|killed'",
             ),
             todo(
@@ -195,7 +195,7 @@ CAUSES = (
                 "kubernetes",
             ),
             todo(
-                "Record who sends SIGKILL from now on",
+                "Record which process sends SIGKILL from now on",
                 "auditctl -a always,exit -F arch=b64 -S kill -F a1=9",
             ),
         ),
@@ -222,13 +222,13 @@ CAUSES = (
     ),
     Cause(
         slug="killed-unexplained",
-        title="was killed by SIGKILL; who did it cannot be told from here",
+        title="was killed by SIGKILL; the sender is not known",
         meaning=(
-            "SIGKILL comes from the kernel when memory is short, or from somebody with the right to "
-            "send it. Memory is the usual reason, but without a counter or a line in the kernel log "
-            "that is a guess."
+            "SIGKILL comes from the kernel when memory is short, or from a process that may send it. "
+            "Memory is the usual reason, but without a counter or a line in the kernel log that is a "
+            "guess."
         ),
-        evidence="SIGKILL, and no counter or kernel log could be read, or one counts for several deaths.",
+        evidence="SIGKILL, and no counter and no kernel log could be read, or fewer kills were counted than workers died.",
         signs=(
             sign(r"is killed by signal: Killed"),
             hint(r"exit(ed)? (with )?(code|status):? ?(137|-9)\b"),
@@ -259,19 +259,19 @@ CAUSES = (
             ),
             todo("If a counter says memory", "holdfast explain oom-killed"),
         ),
-        already="The worker is replaced and its batch made again, whoever it was.",
+        already="The worker is replaced and its batch made again, whatever killed it.",
     ),
     Cause(
         slug="group-sigterm",
         title="was told to stop together with the whole job",
         meaning=(
-            "A scheduler or a supervisor sent SIGTERM (or SIGHUP) to every process of the job, as "
-            "before preemption or at a time limit. With torch the workers die first and the loader "
+            "A scheduler or a supervisor sent SIGTERM (or SIGHUP) to every process of the job, as it does "
+            "before preemption or at a time limit. With torch the workers die first, and the loader "
             "raises before the trainer can save its checkpoint."
         ),
         evidence=(
-            "SIGTERM to several processes within milliseconds: the trainer has it pending, or the process "
-            "that starts the workers has got it too. Or SIGKILL within two minutes of that, with no "
+            "SIGTERM to several processes within milliseconds: it is pending in the trainer, or the process "
+            "that starts the workers got it too. Or SIGKILL within two minutes after that, with no "
             "`oom_kill` counter moved."
         ),
         signs=(
@@ -338,15 +338,15 @@ CAUSES = (
     ),
     Cause(
         slug="exited-by-itself",
-        title="ended by itself, without a word",
+        title="exited by itself without saying why",
         meaning=(
             "Something in the worker called exit (os._exit in a library, a C library's exit() on a "
             "fatal error, a runtime that ends the process when its licence or device is missing) or "
-            "sent a fatal signal to its own process. It was not a crash and nobody else killed it."
+            "sent a fatal signal to its own process. It did not crash, and no other process killed it."
         ),
         evidence=(
-            "An ordinary exit status, no signal, and no goodbye on the worker's channel; or, while a "
-            "sample was on trial, os.kill with its own pid just before it died."
+            "An ordinary exit status, no signal, and no farewell on the worker's channel; or, while a "
+            "suspect sample was loaded alone, os.kill with its own pid just before it died."
         ),
         signs=(
             sign(r"exited by itself with code \d+"),
@@ -357,25 +357,25 @@ CAUSES = (
         remedies=(
             _ALONE,
             _BY_HAND,
-            todo("See who calls exit", "strace -f -e trace=exit_group -k python train.py"),
+            todo("See which code calls exit", "strace -f -e trace=exit_group -k python train.py"),
             todo(
                 "Search the code that loads a sample",
                 "grep -rnE 'os\\._exit|os\\.kill|sys\\.exit|quit\\(' .",
             ),
         ),
-        already="The worker is replaced and the sample named; one that does it again is singled out.",
+        already="The worker is replaced and the sample is named; a sample that does it again is loaded alone.",
     ),
     Cause(
         slug="exited-unexpectedly",
         title="is gone, and torch does not know why",
         meaning=(
-            "torch noticed that a worker process no longer exists, and says only that. The reason "
-            "stands in its exit status, in the kernel's log or further up in this one."
+            "torch noticed that a worker process no longer exists, and says only that. The reason is in "
+            "the worker's exit status, in the kernel's log or further up in this log."
         ),
-        evidence="Nothing but the message; the signal was lost on the way.",
+        evidence="Nothing but the message; the signal is not in it.",
         signs=(
             hint(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) exited unexpectedly"),
-            # A batch whose memory the dead worker was to hand over: the trainer's error, not its end.
+            # The trainer fails to open the memory of a batch whose worker is dead.
             sign(
                 r'dataloader\.py", line \d+, in _try_get_data\b[\s\S]{0,2500}?multiprocessing/'
                 r"resource_sharer\.py[\s\S]{0,2500}?\n(?P<said>(EOFError|ConnectionRe\w+Error|"
@@ -391,7 +391,7 @@ CAUSES = (
             ),
             todo("Ask the kernel for the pid in the message", "sudo dmesg -T | grep -w {pid}"),
             todo(
-                "Run it once with holdfast, which keeps the reason",
+                "Run it once with holdfast, which records the reason",
                 "from holdfast import DataLoader",
                 given="torch's loader",
             ),
@@ -426,11 +426,11 @@ CAUSES = (
     ),
     Cause(
         slug="stray-signal",
-        title="died of a signal nobody handles",
+        title="died of a signal that it does not handle",
         meaning=(
             "A timer, an interval profiler or another program sent a signal that ends a process "
-            "unless it is handled. Handlers set in the trainer do not exist in a worker that was not "
-            "forked after them."
+            "unless it is handled. A worker has the trainer's handlers only if it was forked after they "
+            "were set."
         ),
         evidence="A signal other than the usual ones: SIGALRM, SIGPROF, SIGVTALRM, SIGPIPE, SIGUSR1, SIGSYS, SIGXFSZ.",
         signs=(
@@ -442,7 +442,7 @@ CAUSES = (
         see=("killed-from-outside",),
         remedies=(
             todo(
-                "If it was SIGALRM, SIGPROF or SIGVTALRM, look for timers in what a sample calls",
+                "If it was SIGALRM, SIGPROF or SIGVTALRM, look for timers in the code that loads a sample",
                 "grep -rnE 'setitimer|signal\\.alarm|timer_create' .",
             ),
             todo(
@@ -457,8 +457,8 @@ CAUSES = (
         slug="macos-trap",
         title="was trapped by macOS for what it did after a fork",
         meaning=(
-            "Apple's frameworks (Accelerate, Objective-C) do not allow their use in a forked child, "
-            "and stop the process. It shows on Apple silicon with large tensors and with fork."
+            "Apple's frameworks (Accelerate, Objective-C) must not be used in a forked child, and stop "
+            "the process. It happens on Apple silicon with large tensors and with fork."
         ),
         evidence="SIGTRAP on macOS.",
         signs=(

@@ -11,7 +11,7 @@ _DAMAGED = (
     r"TarError|ReadError|EOFError|LibsndfileError|SoundFileError|ArrowInvalid|EmptyDataError|"
     r"ParserError|FileNotFoundError|IsADirectoryError|PermissionError|OSError|SafetensorError)"
 )
-# After torch's own frame, and before what the worker said: that begins with "Caught".
+# After torch's own frame, and before the worker's message, which begins with "Caught".
 _BEFORE_IT_IS_TOLD = r"((?!Caught )[\s\S]){0,400}"
 
 CAUSES = (
@@ -22,7 +22,7 @@ CAUSES = (
             "A file is damaged, missing or not what its name says, and reading it raised an error. With "
             "torch that ends the loop, and the message does not say which sample it was."
         ),
-        evidence="An error of reading or decoding, raised in a worker; the same sample fails again.",
+        evidence="An error in reading or decoding, raised in a worker; the same sample fails again.",
         signs=(
             sign(rf"Caught (\w+\.)*{_DAMAGED} in DataLoader worker process"),
             sign(r"PIL\.UnidentifiedImageError: cannot identify image file"),
@@ -39,20 +39,20 @@ CAUSES = (
                 "Let the run go on without it, and list it",
                 "DataLoader(..., on_bad_sample='skip', max_bad_samples=0.01, quarantine='bad.jsonl')   # holdfast's",
             ),
-            todo("Mend or replace that file"),
+            todo("Repair or replace that file"),
             todo(
-                "Let truncated images through, if half an image is better than none",
+                "Accept truncated images, if half an image is better than none",
                 "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True",
             ),
         ),
-        already="The error carries the sample's index, its place and its batch; with on_bad_sample='skip' or 'replace' there is none.",
+        already="The error has the sample's index, its position and its batch; with on_bad_sample='skip' or 'replace' no error is raised.",
     ),
     Cause(
         slug="python-exception",
-        title="met an error in the code that makes samples",
+        title="raised an error in the code that makes samples",
         meaning=(
             "__getitem__, the collate function or worker_init_fn raised, and it looks like a mistake in the "
-            "code and not in one file. The original traceback stands in the message."
+            "code and not in one file. The original traceback is in the message."
         ),
         evidence="An exception that came from a worker, other than those of damaged data.",
         signs=(
@@ -62,11 +62,11 @@ CAUSES = (
         see=("bad-sample", "collate-shape", "reraise-broken"),
         remedies=(
             todo(
-                "Read the traceback under 'Original Traceback' from its end; the last line of yours is the place"
+                "Read the traceback under 'Original Traceback' from its end; the last line of your own code is the place"
             ),
             todo("Try the sample alone", "python -c 'import mydata; mydata.dataset[{sample}]'"),
         ),
-        already="The error keeps its type and carries the sample's index; the next batch arrives.",
+        already="The error keeps its type and has the sample's index; the next batch arrives.",
     ),
     Cause(
         slug="collate-shape",
@@ -103,8 +103,8 @@ CAUSES = (
         slug="reraise-broken",
         title="raised an error that could not be rebuilt, so another one is shown",
         meaning=(
-            "torch makes the worker's exception again in the trainer from its text alone, and an exception "
-            "whose constructor wants more arguments fails at that. What you see is that second failure."
+            "torch makes the worker's exception again in the trainer from its text alone. That fails for an "
+            "exception whose constructor needs more arguments, and you see that second error."
         ),
         evidence="The frame `reraise` in torch/_utils.py, and an error about missing arguments.",
         signs=(
@@ -114,21 +114,21 @@ CAUSES = (
         explains=("python-exception", "bad-sample"),
         remedies=(
             todo(
-                "The real error stands further up in the worker's own words, or shows in a plain call",
+                "Look for the real error further up, in the worker's own message, or load the sample directly",
                 "python -c 'import mydata; mydata.dataset[0]'",
             ),
             todo(
                 "Raise something simple in the dataset", "raise RuntimeError(str(error)) from error"
             ),
         ),
-        already="Exceptions keep type, text and traceback whatever their constructor wants.",
+        already="Exceptions keep type, text and traceback whatever arguments their constructor needs.",
     ),
     Cause(
         slug="iterator-dead-after-error",
         title="has an iterator that ended with its error",
         meaning=(
-            "A Python generator is finished once it has raised. Catching the error and asking again gives "
-            "StopIteration, or the data from its start, without a word."
+            "A Python generator is finished once it has raised. If you catch the error and call next() "
+            "again, you get StopIteration, or the data from its start, without a warning."
         ),
         evidence="The epoch is short after an error that was caught.",
         signs=(
@@ -143,17 +143,17 @@ CAUSES = (
                 "Catch errors inside __iter__, around one sample",
                 "try: sample = load(path)\nexcept OSError: continue",
             ),
-            todo("Or write the iterator as a class with __next__, which can be asked again"),
+            todo("Or write the iterator as a class with __next__, which can go on after an error"),
         ),
-        already="An iterable with a state is taken up again after a death; a generator that raised is not.",
+        already="An iterable with a state continues after a death; a generator that raised does not.",
     ),
     Cause(
         slug="seed-duplication",
         title="draws the same random numbers as its siblings",
         meaning=(
-            "A random generator made in the trainer is copied into every worker, and all draw the same. "
-            "torch, random and numpy's global generator are seeded per worker; generators of your own and "
-            "of other libraries are not."
+            "A random generator made in the trainer is copied into every worker, and all copies draw the "
+            "same numbers. torch, random and numpy's global generator are seeded per worker; your own "
+            "generators and those of other libraries are not."
         ),
         evidence="Equal first draws in all workers; equal augmentations in every epoch.",
         signs=(
@@ -170,8 +170,8 @@ CAUSES = (
             todo("Or draw from numpy.random, random or torch, which are seeded"),
         ),
         already=(
-            "The three global generators are seeded as torch does; they, and those of the dataset's "
-            "own, are brought back after a death."
+            "The three global generators are seeded as torch does. After a death they and the dataset's "
+            "own generators are restored."
         ),
     ),
     Cause(
@@ -179,7 +179,7 @@ CAUSES = (
         title="delivers the same samples as its siblings",
         meaning=(
             "Every worker has its own copy of an IterableDataset and iterates all of it, unless the dataset "
-            "takes its share only. The epoch is then as many times too long as there are workers."
+            "takes only its share. With n workers the epoch is then n times too long."
         ),
         evidence="Equal first items in all workers; more batches than len().",
         signs=(
@@ -196,18 +196,18 @@ CAUSES = (
                 "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)",
             ),
         ),
-        already="torch's warning is given as torch gives it.",
+        already="It gives the same warning as torch.",
     ),
     Cause(
         slug="stream-not-repeatable",
-        title="makes a stream that does not come again as it was",
+        title="makes a stream that cannot be repeated exactly",
         meaning=(
-            "When a worker of an IterableDataset dies, another process has to draw again what was delivered, or "
+            "When a worker of an IterableDataset dies, its replacement has to draw again what was delivered, or "
             "load a state, to get to the same place. A stream that is shuffled by the time of day or the pid, or "
-            "read from a live queue, is another one then: samples may be missing or come twice."
+            "read from a live queue, is different then: samples may be missing or come twice."
         ),
         evidence=(
-            "Every batch leaves a fingerprint, and what is drawn again is compared with it: some of it came out different."
+            "holdfast keeps a fingerprint of every batch and compares what is drawn again with it: some of it differed."
         ),
         signs=(
             proof(r"this stream is not deterministic: "),
@@ -223,24 +223,24 @@ CAUSES = (
         see=("seed-duplication", "no-mid-epoch-resume"),
         remedies=(
             todo(
-                "WebDataset's shuffle() is seeded by time and pid; one that repeats itself",
+                "WebDataset's shuffle() is seeded by time and pid; use the one that can be repeated",
                 ".compose(wds.detshuffle(1000, seed=42))   # in place of .shuffle(1000)",
             ),
             todo(
-                "Hugging Face: give the seed, and draw from nothing unseeded in map()",
+                "Hugging Face: give a seed, and use no unseeded random numbers in map()",
                 "dataset.shuffle(seed=42, buffer_size=1000)",
             ),
             todo(
-                "A generator of your own: seed it by the worker's seed, in __iter__",
+                "Your own generator: seed it with the worker's seed, in __iter__",
                 "rng = random.Random(torch.utils.data.get_worker_info().seed)   # not Random(), not time.time()",
             ),
             todo(
-                "A live source: give the dataset state_dict() and load_state_dict(), and go on from what they say",
+                "A live source: give the dataset state_dict() and load_state_dict(), and continue from that state",
                 'DataLoader(..., iterable_recovery="state")   # holdfast\'s; "raise" to stop instead',
             ),
         ),
         already=(
-            "What is drawn again is compared; Incident.exact and the log say whether the stream goes on as it was. "
+            "What is drawn again is compared; Incident.exact and the log say whether the stream continues exactly. "
             "Workers whose stream does not are not replaced for their size."
         ),
     ),
@@ -249,7 +249,7 @@ CAUSES = (
         title="shares an open file or connection with its siblings",
         meaning=(
             "An HDF5, LMDB, zip or database handle opened before the fork has one file position for all "
-            "workers. They read each other's bytes: errors, crashes, or silently wrong samples."
+            "workers. They read each other's bytes, which gives errors, crashes or silently wrong samples."
         ),
         evidence="The same file is open in the trainer; with one worker it works.",
         signs=(
@@ -276,14 +276,14 @@ CAUSES = (
                 "Or in worker_init_fn", "worker_init_fn=lambda _: get_worker_info().dataset.open()"
             ),
         ),
-        already="Nothing can mend a shared handle; replacements inherit it too.",
+        already="Nothing can repair a shared handle; replacements inherit it too.",
     ),
     Cause(
         slug="stale-persistent-state",
         title="does not see what was changed in the trainer",
         meaning=(
             "Persistent workers keep the dataset as it was when they started. set_epoch or another attribute "
-            "set in the trainer never reaches them, and every epoch shuffles or augments alike."
+            "set in the trainer never reaches them, and every epoch is shuffled or augmented alike."
         ),
         evidence="persistent_workers=True and an attribute of the dataset that changes per epoch.",
         signs=(hint(r"(?i)set_epoch[^.\n]{0,80}persistent_workers"),),
@@ -298,10 +298,10 @@ CAUSES = (
     ),
     Cause(
         slug="workers-change-results",
-        title="makes other numbers when the number of workers changes",
+        title="gives different results when the number of workers changes",
         meaning=(
-            "Seeds hang on the worker's number, so the same sample is augmented differently when another "
-            "worker makes it. It is so by design."
+            "Seeds depend on the worker's number, so the same sample is augmented differently when another "
+            "worker makes it. torch is designed so."
         ),
         evidence="Equal results for equal num_workers, different ones otherwise.",
         signs=(hint(r"(?i)results? (differ|change)[^.\n]{0,60}num_workers"),),
@@ -312,11 +312,11 @@ CAUSES = (
                 "Or seed by the sample", "generator = torch.Generator().manual_seed(seed + index)"
             ),
         ),
-        already="The stream is torch's for equal settings, also after any number of deaths.",
+        already="With equal settings the stream is the same as torch's, also after any number of deaths.",
     ),
     Cause(
         slug="no-mid-epoch-resume",
-        title="cannot take up in the middle of an epoch",
+        title="cannot resume in the middle of an epoch",
         meaning=(
             "torch's DataLoader has no state: after a crash of the trainer the epoch begins again. Batches "
             "that were prefetched but not used must not count as seen."
@@ -325,8 +325,10 @@ CAUSES = (
         signs=(hint(r"(?i)resum\w+[^.\n]{0,60}mid(dle of)?[ -](the |an )?epoch"),),
         see=("stateful-gaps",),
         remedies=(
-            todo("Skip what was done, in the batch sampler and not by loading it"),
-            todo("Or a loader with a state", "torchdata.stateful_dataloader.StatefulDataLoader"),
+            todo("Skip in the batch sampler what was done, without loading it"),
+            todo(
+                "Or use a loader with a state", "torchdata.stateful_dataloader.StatefulDataLoader"
+            ),
         ),
         already="Deaths of workers never cost the epoch; for the trainer's own death use checkpoints.",
     ),

@@ -1,4 +1,4 @@
-"""What lies around the loader: frameworks, ranks, GPUs, left-over processes."""
+"""Problems around the loader: frameworks, ranks, GPUs, left-over processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CAUSES = (
         slug="orphans-hold-gpu",
         title="outlived its trainer and still holds memory or a GPU",
         meaning=(
-            "The trainer was killed and its workers did not notice: blocked in a full pipe, they wait for a "
-            "reader that is gone. Forked after CUDA was used, they keep the GPU's memory."
+            "The trainer was killed and its workers did not notice: they wait in a write to a full pipe "
+            "whose reader is gone. If they were forked after CUDA was used, they keep the GPU's memory."
         ),
         evidence="`pt_data_worker` processes with parent 1, asleep in pipe_write, with /dev/nvidia* open.",
         signs=(
@@ -25,8 +25,8 @@ CAUSES = (
                 "Find them",
                 "ps -eo pid,ppid,etime,rss,comm | awk '$2==1 && /pt_data_worker|python/'",
             ),
-            todo("See who holds the GPU", "fuser -v /dev/nvidia*"),
-            todo("End them, one by one, after looking", "kill -9 PID"),
+            todo("See which processes hold the GPU", "fuser -v /dev/nvidia*"),
+            todo("Look at each of them, then end it", "kill -9 PID"),
         ),
         already="Workers die with the trainer, whatever kills it and whatever they are doing.",
     ),
@@ -34,8 +34,8 @@ CAUSES = (
         slug="pool-accumulation",
         title="is one of many that were never closed",
         meaning=(
-            "Every new loader with persistent workers adds a pool, and Python's garbage collector feels no "
-            "pressure from memory in other processes. Evaluations and hyper-parameter trials pile them up."
+            "Every new loader with persistent workers adds a pool, and Python's garbage collector does not "
+            "know of memory in other processes. Evaluations and hyper-parameter trials pile pools up."
         ),
         evidence="More worker processes than living loaders have workers.",
         signs=(
@@ -59,12 +59,12 @@ CAUSES = (
     ),
     Cause(
         slug="uneven-ranks",
-        title="gave its rank fewer batches than the others got",
+        title="gave its rank fewer batches than other ranks got",
         meaning=(
             "One rank left the loop while the others wait for it in a collective, which gives up after "
-            "minutes. Skipped samples, iterable shards of different length and filters are the usual reason."
+            "minutes. The usual reasons are skipped samples, iterable shards of different length, and filters."
         ),
-        evidence="Batch counters of the ranks differ; the watchdog of NCCL or Gloo speaks.",
+        evidence="Batch counters of the ranks differ; the watchdog of NCCL or Gloo reports a timeout.",
         signs=(
             sign(r"Watchdog caught collective operation timeout: WorkNCCL"),
             sign(r"Some NCCL operations have failed or timed out"),
@@ -74,7 +74,7 @@ CAUSES = (
         remedies=(
             todo("Print the number of batches per rank; it must be equal"),
             todo(
-                "Drop the ragged end",
+                "Drop the incomplete end",
                 "DataLoader(..., drop_last=True)   # or DistributedSampler(..., drop_last=True)",
             ),
             todo(
@@ -89,10 +89,11 @@ CAUSES = (
     ),
     Cause(
         slug="lightning-reinstantiate",
-        title="belongs to a loader class that Lightning cannot make again",
+        title="belongs to a loader class that Lightning cannot re-create",
         meaning=(
-            "To put in a distributed sampler Lightning makes a second loader of the same class from the "
-            "attributes of the first. A class whose arguments are not attributes of the same name fails."
+            "To insert a distributed sampler, Lightning makes a second loader of the same class from the "
+            "attributes of the first. That fails for a class whose arguments are not attributes of the same "
+            "name."
         ),
         evidence="MisconfigurationException about injecting a sampler, or an unexpected argument.",
         signs=(
@@ -103,17 +104,17 @@ CAUSES = (
         ),
         remedies=(
             todo("Keep every argument of __init__ as an attribute, and pass on **kwargs"),
-            todo("Or bring the sampler yourself", "Trainer(use_distributed_sampler=False)"),
+            todo("Or provide the sampler yourself", "Trainer(use_distributed_sampler=False)"),
         ),
-        already="Its options are keyword-only and stored under their names, so it can be made again.",
+        already="Its options are keyword-only and stored under their names, so it can be re-created.",
     ),
     Cause(
         slug="accelerate-rebuild",
-        title="was torch's own, because Accelerate had made a torch loader of yours",
+        title="was one of torch's own, because Accelerate had replaced your loader with torch's",
         meaning=(
             "accelerator.prepare() makes a torch loader of any loader it is given, from the dataset and the "
-            "batch sampler, and iterates that. What a subclass adds is gone without a word: torch's workers "
-            "do the work, and the death of one ends the run."
+            "batch sampler, and iterates that. What a subclass adds is lost without a warning: the workers "
+            "are torch's, and the death of one ends the run."
         ),
         evidence=(
             "`type(prepared.base_dataloader)` is torch's; in a traceback, the frame below "
@@ -129,7 +130,7 @@ CAUSES = (
         remedies=(
             todo(
                 "Put a holdfast loader back after prepare(); sharding, devices and gradient "
-                "accumulation stay Accelerate's (of an IterableDataset pass batch_size and drop_last "
+                "accumulation stay Accelerate's (for an IterableDataset pass batch_size and drop_last "
                 "instead of batch_sampler)",
                 "base = prepared.base_dataloader\n"
                 "prepared.base_dataloader = holdfast.DataLoader(\n"
@@ -137,9 +138,9 @@ CAUSES = (
                 "    collate_fn=base.collate_fn, worker_init_fn=base.worker_init_fn,\n"
                 "    pin_memory=base.pin_memory, generator=base.generator)",
             ),
-            todo("Again after skip_first_batches(), which makes another torch loader"),
+            todo("Do it again after skip_first_batches(), which makes another torch loader"),
         ),
-        already="Nothing: it is not there any more.",
+        already="Nothing: after prepare() holdfast is not involved any more.",
     ),
     Cause(
         slug="gpu0-context",
@@ -156,7 +157,7 @@ CAUSES = (
                 "Set the device in every thread that iterates", "torch.cuda.set_device(local_rank)"
             ),
             todo(
-                "Or show each rank its GPU only", "CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py"
+                "Or show each rank only its GPU", "CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py"
             ),
         ),
         already="Memory is pinned in the thread that calls next().",
@@ -165,8 +166,8 @@ CAUSES = (
         slug="timeout-api",
         title="does not exist: `timeout` was given without workers",
         meaning=(
-            "torch refuses a timeout for a loader that loads in the main process, with an assertion and "
-            "no words in older releases. There is nobody to wait for."
+            "torch refuses a timeout for a loader that loads in the main process, because there is no worker "
+            "to wait for. In older releases the assertion has no message."
         ),
         evidence="An AssertionError from `_SingleProcessDataLoaderIter`.",
         signs=(

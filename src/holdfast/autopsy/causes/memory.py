@@ -7,8 +7,8 @@ from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 __all__ = ["CAUSES"]
 
 _LESS_IN_FLIGHT = todo(
-    "Keep less in flight. Memory needed is about workers × prefetch_factor × bytes of a batch, plus "
-    "what each worker holds for itself",
+    "Keep less in flight. The memory needed is about workers × prefetch_factor × bytes of a batch, plus "
+    "what each worker itself needs",
     "DataLoader(..., num_workers={fewer_workers}, prefetch_factor=1)",
 )
 _MORE_DOCKER = todo(
@@ -39,7 +39,7 @@ CAUSES = (
         evidence=(
             "SIGKILL that holdfast did not send, and `oom_kill` went up in the worker's control group "
             "or one above it (`memory.events`, in v1 `memory.oom_control`) or in `/proc/vmstat`; or "
-            "the kernel log names the pid. Without a counter nobody may call it that."
+            "the kernel log names the pid. Without one of these, no death is called that."
         ),
         signs=(
             report(r"Memory cgroup out of memory: Kill(ed)? process"),
@@ -57,14 +57,14 @@ CAUSES = (
         remedies=(
             _LESS_IN_FLIGHT,
             todo(
-                "See who grows: if memory rises through the epoch it is cow-growth or a leak, not size",
+                "See which process grows: if memory rises through the epoch, it is cow-growth or a leak, not size",
                 "holdfast explain cow-growth",
             ),
             _MORE_DOCKER,
             _MORE_KUBERNETES,
             _MORE_SLURM,
             todo(
-                "Some swap turns a kill into a slow minute (now {swap_total} of swap, and "
+                "Add swap: a shortage then makes the run slow for a while, but kills no process (now {swap_total} of swap, and "
                 "{memory_available} of {memory_total} memory available)",
                 "fallocate -l 16G /swapfile && chmod 600 /swapfile && mkswap /swapfile && "
                 "swapon /swapfile",
@@ -80,8 +80,8 @@ CAUSES = (
         title="and everything else in its container was killed at once for lack of memory",
         meaning=(
             "The control group has `memory.oom.group` set, as Kubernetes does since 1.28 on cgroup v2: "
-            "one shortage kills every process in it. No supervisor inside the container survives "
-            "that, so only staying below the limit helps."
+            "one shortage kills every process in it, a supervisor too. Only staying below the limit "
+            "helps."
         ),
         evidence="`memory.oom.group` is 1; the container's last state is `OOMKilled`, exit code 137.",
         signs=(
@@ -104,7 +104,7 @@ CAUSES = (
             ),
         ),
         already=(
-            "It reads the flag when a worker dies and says so. Nothing can be replaced once the "
+            "It reads the flag when a worker dies, and reports it. Nothing can be replaced once the "
             "whole container is gone; the logbook shows the minutes before."
         ),
     ),
@@ -112,9 +112,9 @@ CAUSES = (
         slug="allocation-failed",
         title="could not get the memory it asked for",
         meaning=(
-            "An allocation was refused, so the sample failed with an error instead of a kill. A limit "
-            "of the process (ulimit -v, ulimit -d), strict overcommit, or an absurd size read from a "
-            "damaged file are the usual reasons."
+            "An allocation was refused, so the sample failed with an error and the worker was not killed. "
+            "The usual reasons are a limit of the process (ulimit -v, ulimit -d), strict overcommit, or an "
+            "absurd size read from a damaged file."
         ),
         evidence="MemoryError, `std::bad_alloc` or torch's DefaultCPUAllocator in the worker's error.",
         signs=(
@@ -133,20 +133,20 @@ CAUSES = (
                 "wrong, and more memory will not help"
             ),
             todo(
-                "See which limits hold", "ulimit -v; ulimit -d; cat /proc/sys/vm/overcommit_memory"
+                "See which limits apply", "ulimit -v; ulimit -d; cat /proc/sys/vm/overcommit_memory"
             ),
             todo("Lift the limit for this shell", "ulimit -v unlimited; ulimit -d unlimited"),
             _LESS_IN_FLIGHT,
         ),
-        already="The error names the sample and its neighbours arrive; the worker lives on.",
+        already="The error names the sample, the other batches arrive, and the worker goes on.",
     ),
     Cause(
         slug="cow-growth",
         title="keeps growing because it copies the dataset it was forked with",
         meaning=(
-            "Forked workers share the trainer's memory until they write to it, and merely looking at "
-            "a Python object writes its reference count. A dataset of lists, dicts or strings is so "
-            "copied page by page into every worker: no leak, yet memory grows by that much per worker."
+            "Forked workers share the trainer's memory until they write to it, and even reading a Python "
+            "object writes to its reference count. So a dataset of lists, dicts or strings is copied page "
+            "by page into every worker: no leak, but memory grows by the dataset's size per worker."
         ),
         evidence=(
             "`Private_Dirty` in `/proc/PID/smaps_rollup` rises with the number of samples read while "
@@ -162,55 +162,55 @@ CAUSES = (
         remedies=(
             todo(
                 "Let holdfast keep large lists and dicts once, in memory that all workers share; it "
-                "works with torch's loader too and says what it left alone",
+                "works with torch's loader too and says what it could not move",
                 "holdfast.pack(dataset)   # or: self.samples = holdfast.PackedList(samples)",
             ),
             todo(
-                "Or hold what the dataset remembers in arrays (numpy, torch, Arrow) or in one bytes "
-                "object with offsets, not in millions of Python objects",
+                "Or keep the dataset's contents in arrays (numpy, torch, Arrow) or in one bytes object with "
+                "offsets, not in millions of Python objects",
                 "self.paths = numpy.array(paths, dtype='S')   # not a list of str",
             ),
             todo(
-                "Start workers without fork; each then has one copy and no more",
+                "Start workers without fork; each then has one copy from the start and does not grow",
                 "DataLoader(..., multiprocessing_context='forkserver')",
             ),
             todo(
-                "Fewer workers, since each pays once",
+                "Use fewer workers, since each has its copy",
                 "DataLoader(..., num_workers={fewer_workers})",
             ),
         ),
         already=(
-            "Workers freeze the garbage collector's lists, so at least collections copy nothing; and "
-            "the loader says once, in the log, when a dataset is large enough for pack() to matter."
+            "Workers freeze the garbage collector's lists, so that garbage collections copy nothing. The "
+            "loader logs once if a dataset is large enough for pack() to matter."
         ),
     ),
     Cause(
         slug="prefetch-bytes",
         title="and its siblings keep more batches in flight than there is memory for",
         meaning=(
-            "In flight are num_workers × prefetch_factor batches per loader, and a validation loader "
-            "that stays open adds its own. With large batches that is many gigabytes which no "
-            "message mentions."
+            "Each loader keeps num_workers × prefetch_factor batches in flight, and a validation loader "
+            "that stays open adds its own. With large batches that is many gigabytes, and no message "
+            "mentions them."
         ),
-        evidence="Bytes of a batch × workers × prefetch_factor × loaders comes near the limit.",
+        evidence="Bytes of a batch × workers × prefetch_factor × loaders is near the limit.",
         signs=(hint(r"(?i)prefetch[^.\n]{0,80}(out of memory|OOM|memory limit)"),),
         see=("oom-killed", "pool-accumulation"),
         remedies=(
             todo(
-                "Half the depth costs little speed when batches are large",
+                "Prefetch less: with large batches that costs little speed",
                 "DataLoader(..., prefetch_factor=1)",
             ),
             todo("Close the loader that is not in use", "val_loader.close()"),
             todo("Fewer workers", "DataLoader(..., num_workers={fewer_workers})"),
         ),
-        already="Batches lie in recycled memory, once; `loader.stats()['held_bytes']` is what you keep.",
+        already="Each batch exists once, in memory that is reused; `loader.stats()['held_bytes']` is what you keep.",
     ),
     Cause(
         slug="allocator-fragmentation",
         title="does not give back the memory it has freed",
         meaning=(
             "glibc keeps freed memory in its arenas, one per thread, and large blocks of changing size "
-            "leave holes. The process looks as if it leaked in steps, though every object is freed."
+            "leave holes. The process seems to leak in steps, although every object is freed."
         ),
         evidence="Resident memory falls after `malloc_trim(0)`.",
         signs=(hint(r"\bmalloc_trim\b.{0,60}(returned|freed|released)"),),
@@ -218,9 +218,9 @@ CAUSES = (
         remedies=(
             todo("Two arenas are enough for a worker", "export MALLOC_ARENA_MAX=2"),
             todo("Return large blocks at once", "export MALLOC_TRIM_THRESHOLD_=65536"),
-            todo("Another allocator", "LD_PRELOAD=libjemalloc.so.2 python train.py"),
+            todo("Use another allocator", "LD_PRELOAD=libjemalloc.so.2 python train.py"),
         ),
-        already="Finished batches leave the heap: they are made in shared memory that is reused.",
+        already="Batches are not on the heap: they are made in shared memory that is reused.",
     ),
     Cause(
         slug="decoder-leak",
@@ -237,20 +237,20 @@ CAUSES = (
                 "Close what you open, also when it raises", "with av.open(path) as container: ..."
             ),
             todo(
-                "Let workers end with the epoch, so that what they lost comes back",
+                "Let workers end with the epoch, which frees all their memory",
                 "DataLoader(..., persistent_workers=False)",
             ),
-            todo("Another release or another library for decoding"),
+            todo("Try another release of the decoder, or another library"),
         ),
-        already="A worker that such growth gets killed is replaced, and its batch is made again.",
+        already="A worker that is killed because of such growth is replaced, and its batch is made again.",
     ),
     Cause(
         slug="gc-effects",
         title="inherited a garbage collector that is switched off, or collects too much",
         meaning=(
-            "With gc.disable() in the trainer, forked workers never free reference cycles and large "
-            "samples in them pile up. The opposite, a full collection for every sample, costs far more "
-            "than loading and copies shared pages."
+            "With gc.disable() in the trainer, forked workers never free reference cycles, and large "
+            "samples in such cycles pile up. The opposite, a full collection for every sample, takes far "
+            "longer than loading it and copies shared pages."
         ),
         evidence="`gc.isenabled()` is False in a worker; memory falls after one `gc.collect()`.",
         signs=(hint(r"gc\.(disable|collect)\(\)[^\n]{0,80}(worker|__getitem__|DataLoader)"),),
@@ -259,15 +259,15 @@ CAUSES = (
             todo("Switch it on where samples are made", "worker_init_fn=lambda _: gc.enable()"),
             todo("In __getitem__ the youngest generation is enough", "gc.collect(0)"),
         ),
-        already="Workers freeze what they were forked with; collections look at new objects only.",
+        already="Workers freeze the objects they were forked with; collections look at new objects only.",
     ),
     Cause(
         slug="fork-enomem",
-        title="could not be started: the system would not copy so large a process",
+        title="could not be started: there was not enough memory to fork so large a process",
         meaning=(
-            "fork() needs the promise of as much memory as the parent has, and under strict "
-            "overcommit or a full control group that promise is refused. It often strikes when the "
-            "validation loader starts, because the trainer has grown by then."
+            "fork() reserves as much memory as the parent has, and under strict overcommit or in a full "
+            "control group that is refused. It often happens when the validation loader starts, because "
+            "the trainer has grown by then."
         ),
         evidence="Errno 12 from fork; `CommitLimit` against `Committed_AS` in `/proc/meminfo`.",
         signs=(
@@ -279,7 +279,7 @@ CAUSES = (
         see=("oom-killed", "task-limit"),
         remedies=(
             todo(
-                "Start workers without fork from the big process",
+                "Do not fork workers from the large process",
                 "DataLoader(..., multiprocessing_context='forkserver')",
             ),
             todo(
@@ -292,13 +292,13 @@ CAUSES = (
             _MORE_SLURM,
         ),
         already=(
-            "The trainer is forked once per loader; all workers and replacements come from that "
-            "small, early copy."
+            "The trainer is forked once per loader, early; all workers and replacements are forked from "
+            "that small copy."
         ),
     ),
     Cause(
         slug="windows-commit",
-        title="could not load torch: Windows has no page file left to promise",
+        title="could not load torch: the page file of Windows is too small",
         meaning=(
             "Every spawned worker loads torch's libraries, and Windows reserves room for their data "
             "in the page file whether it is used or not. With CUDA builds that is gigabytes per worker."
@@ -311,7 +311,7 @@ CAUSES = (
         explains=("spawn-bootstrap", "exited-unexpectedly", "worker-import-error"),
         remedies=(
             todo("Fewer workers", "DataLoader(..., num_workers=2, persistent_workers=True)"),
-            todo("A larger page file: System, Advanced, Performance, Virtual memory"),
+            todo("Make the page file larger: System, Advanced, Performance, Virtual memory"),
             todo("Or run it under WSL 2, where this does not exist"),
         ),
         already="Nothing: holdfast's engine runs on Linux.",
@@ -320,9 +320,9 @@ CAUSES = (
         slug="max-map-count",
         title="has more memory mappings than the kernel allows one process",
         meaning=(
-            "torch maps every shared tensor by itself, and the kernel allows some 65,000 to one process. "
-            "Whoever keeps tens of thousands of tensors from workers gets 'cannot allocate memory' with "
-            "plenty of memory free."
+            "torch maps every shared tensor separately, and the kernel allows one process about 65,000 "
+            "mappings. A program that keeps tens of thousands of tensors from workers gets 'cannot allocate "
+            "memory' with plenty of memory free."
         ),
         evidence="`wc -l /proc/PID/maps` is near `vm.max_map_count`; memory is free.",
         signs=(

@@ -1,4 +1,4 @@
-"""Nothing happens any more."""
+"""A worker or the run makes no progress."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CAUSES = (
         slug="silent-stall",
         title="waits for something that does not come",
         meaning=(
-            "The worker is alive and waits: for a lock, a pipe, a socket, a sleep. torch waits for it for "
-            "ever by default, and with `timeout` only says that time is over."
+            "The worker is alive and waits: for a lock, a pipe, a socket, a sleep. By default torch waits "
+            "for it for ever; with `timeout` it only says that it timed out."
         ),
-        evidence="No CPU time, state S; the stack and the kernel function it sleeps in say on what.",
+        evidence="No CPU time, state S; the stack and the kernel function it sleeps in say for what it waits.",
         signs=(
             sign(r"DataLoader timed out after [\d.]+ seconds"),
             hint(
@@ -38,7 +38,7 @@ CAUSES = (
         see=("fork-lock-deadlock", "storage-stall", "endless-loop", "stopped"),
         remedies=(
             *_STACK,
-            todo("Give network reads a time limit of their own", "requests.get(url, timeout=30)"),
+            todo("Give network reads their own timeout", "requests.get(url, timeout=30)"),
             todo("Have it replaced sooner", "DataLoader(..., stall_timeout={stall_sooner})"),
             _SEE_IT,
         ),
@@ -73,9 +73,9 @@ CAUSES = (
         ),
         already=(
             "Workers and their replacements are copies of the trainer as it was when the loader began, so "
-            "locks taken later do no harm. One that was held at that moment stays held in all of them: "
-            "after the second stall of that kind workers are forked from the trainer anew, where the lock "
-            "is probably free by then. If it never is, the run ends with this instead of hanging."
+            "locks taken later do no harm. A lock that was held at that moment stays held in all of them: "
+            "after the second stall of that kind, workers are forked again from the trainer, where the lock "
+            "is probably free by then. If it never is, the run ends with this error instead of hanging."
         ),
     ),
     Cause(
@@ -110,21 +110,21 @@ CAUSES = (
                 "mount -o remount,soft,timeo=100 MOUNTPOINT",
             ),
         ),
-        already="It does not wait: the worker is left behind, replaced, and reaped when the kernel lets go.",
+        already="It does not wait: the worker is abandoned and replaced, and reaped when the kernel lets it die.",
     ),
     Cause(
         slug="endless-loop",
-        title="computes on and on with one sample",
+        title="keeps computing one sample and does not finish it",
         meaning=(
-            "The worker uses CPU time all the while but does not finish the sample: a loop without an end, "
-            "or a sample far larger than the others. It is not waiting for anything."
+            "The worker uses CPU time but does not finish the sample: an endless loop, or a sample far larger "
+            "than the others. It is not waiting for anything."
         ),
         evidence="State R, CPU time rising; the stack shows the loop.",
         signs=(),
         see=("silent-stall", "bad-sample"),
         remedies=(
             *_STACK,
-            todo("Look for the loop in it, and at this sample's size"),
+            todo("Look for the loop in the stack, and look at this sample's size"),
             todo(
                 "If the sample is just large, allow it more time",
                 "DataLoader(..., stall_timeout={stall_later})",
@@ -137,15 +137,15 @@ CAUSES = (
         slug="stopped",
         title="was stopped or frozen, not hung",
         meaning=(
-            "The process was suspended: by SIGSTOP, by a debugger, or by freezing its control group. It "
-            "cannot do anything, not even die politely, until it is continued."
+            "The process was suspended: by SIGSTOP, by a debugger, or by freezing its control group. It can "
+            "do nothing until it is continued, not even handle a signal."
         ),
         evidence="State T or t, or asleep in the kernel's freezer.",
         signs=(hint(r"\[\d+\]\+\s+Stopped\s+.*python"),),
         see=("silent-stall", "storage-stall"),
         remedies=(
             todo(
-                "Ask who suspends it: a debugger, a container pause, a batch system that suspends jobs"
+                "Find out what suspends it: a debugger, a paused container, a batch system that suspends jobs"
             ),
             todo("Continue a container that was paused", "docker unpause CONTAINER", "docker"),
             todo(
@@ -154,7 +154,7 @@ CAUSES = (
                 "slurm",
             ),
         ),
-        already="It is killed and replaced; one that is frozen and cannot be killed is left behind.",
+        already="It is killed and replaced; a frozen worker that cannot be killed is abandoned.",
     ),
     Cause(
         slug="async-storage-after-fork",
@@ -173,25 +173,28 @@ CAUSES = (
         remedies=(
             todo("Do not touch the remote file system before the workers start"),
             todo(
-                "Or forget the loop in each worker",
+                "Or reset the loop in each worker",
                 "worker_init_fn=lambda _: fsspec.asyn.reset_lock()",
             ),
-            todo("Start clean", "DataLoader(..., multiprocessing_context='forkserver')"),
+            todo(
+                "Start workers from a clean process",
+                "DataLoader(..., multiprocessing_context='forkserver')",
+            ),
         ),
-        already="A stalled worker shows its stack and is replaced; the replacement inherits the same loop.",
+        already="A stalled worker's stack is saved and it is replaced; the replacement inherits the same loop.",
     ),
     Cause(
         slug="tokenizers-fork",
         title="switches off the tokenizer's threads, with a warning",
         meaning=(
             "The tokenizers library had used its thread pool before the fork and turns parallelism off in "
-            "the child to avoid a deadlock. It is a warning; results are right."
+            "the child to avoid a deadlock. It is only a warning; results are correct."
         ),
         evidence="The warning, once per worker.",
         signs=(
             proof(r"The current process just got forked, after parallelism has already been used"),
         ),
-        remedies=(todo("Decide it yourself", "export TOKENIZERS_PARALLELISM=false"),),
+        remedies=(todo("Choose it yourself", "export TOKENIZERS_PARALLELISM=false"),),
         already="Nothing is needed.",
     ),
     Cause(
@@ -201,11 +204,11 @@ CAUSES = (
             "Batches are delivered in order, so one slow sample holds back finished ones. Workers and GPU "
             "idle although nothing is wrong."
         ),
-        evidence="Finished batches are parked while one is outstanding.",
+        evidence="Finished batches wait while one is outstanding.",
         signs=(hint(r"(?i)in_order=False[^.\n]{0,80}(straggler|slow sample)"),),
         see=("silent-stall",),
         remedies=(
-            todo("Deeper prefetch evens it out", "DataLoader(..., prefetch_factor=4)"),
+            todo("Prefetch more batches", "DataLoader(..., prefetch_factor=4)"),
             todo("If order does not matter", "DataLoader(..., in_order=False)"),
             todo("Make the slow samples cheaper: resize or re-encode them once"),
         ),
@@ -213,10 +216,10 @@ CAUSES = (
     ),
     Cause(
         slug="oversubscription",
-        title="competes with more workers than there are processors for",
+        title="competes with more workers than there are processors",
         meaning=(
-            "More workers or threads run than the job may use, whatever the machine has: an affinity mask, "
-            "a CPU quota or a Slurm allocation. They then slow each other down."
+            "More workers or threads run than the job may use processors, because of an affinity mask, a CPU "
+            "quota or a Slurm allocation. They then slow each other down."
         ),
         evidence="`cpu.max` or affinity below num_workers; `nr_throttled` in `cpu.stat` rises.",
         signs=(
@@ -241,7 +244,7 @@ CAUSES = (
         title="may run on one processor only, like all its siblings",
         meaning=(
             "An OpenMP runtime had bound the trainer's main thread to one core, and forked workers inherit "
-            "that. All of them then share it."
+            "that. All of them then share one core."
         ),
         evidence="`Cpus_allowed_list` in a worker's `/proc/PID/status` is far shorter than the job's.",
         signs=(hint(r"(?i)(KMP_AFFINITY|GOMP_CPU_AFFINITY|OMP_PROC_BIND)[^\n]{0,80}worker"),),
@@ -259,7 +262,7 @@ CAUSES = (
         slug="openmp-after-use",
         title="waits for OpenMP threads that did not survive the fork",
         meaning=(
-            "GNU OpenMP keeps a pool of threads, and fork copies the pool's books without the threads. "
+            "GNU OpenMP keeps a pool of threads, and fork copies the pool's state without the threads. "
             "The first parallel operation in the worker waits for them for ever."
         ),
         evidence="A frame in GOMP_parallel or a parallel torch call; futex wait; no CPU time.",
@@ -270,10 +273,13 @@ CAUSES = (
         ),
         see=("fork-lock-deadlock", "silent-stall"),
         remedies=(
-            todo("One thread in the trainer before workers start", "torch.set_num_threads(1)"),
-            todo("And for libraries", "export OMP_NUM_THREADS=1"),
-            todo("Start clean", "DataLoader(..., multiprocessing_context='forkserver')"),
+            todo("Use one thread in the trainer before workers start", "torch.set_num_threads(1)"),
+            todo("Use one thread in libraries too", "export OMP_NUM_THREADS=1"),
+            todo(
+                "Start workers from a clean process",
+                "DataLoader(..., multiprocessing_context='forkserver')",
+            ),
         ),
-        already="Workers use one thread; a stalled one is made to show its stack and replaced.",
+        already="Workers use one thread; a stalled worker's stack is saved and it is replaced.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Workers that do not come to life."""
+"""Workers that fail to start."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CAUSES = (
         slug="spawn-bootstrap",
         title="ran the main script again instead of starting",
         meaning=(
-            "Under spawn and forkserver every worker imports your main script, and a script without a "
-            "guard then makes loaders and workers of its own. Python stops that with this error."
+            "Under spawn and forkserver every worker imports your main script, and a script without the "
+            "`__main__` guard then makes its own loaders and workers. Python stops that with this error."
         ),
         evidence="It ended with status 1 before it was ready; its error goes through `spawn_main`.",
         signs=(
@@ -28,39 +28,39 @@ CAUSES = (
         see=("notebook-main", "unpicklable-args", "py314-forkserver"),
         remedies=(
             todo("Put what the script does under a guard", "if __name__ == '__main__': main()"),
-            todo("Move datasets and functions into a module of their own and import it"),
+            todo("Move datasets and functions into their own module and import it"),
         ),
-        already="It does not start such a worker again and again; the error quotes what the worker said.",
+        already="It does not start such a worker again and again; the error quotes the worker's message.",
     ),
     Cause(
         slug="nursery-failed",
-        title="went with the process that starts the workers, which failed",
+        title="ended because the process that starts the workers failed",
         meaning=(
-            "A small process of holdfast's forks all workers, and it ended with an error of its own. "
-            "Under spawn and forkserver it is a fresh Python that imports torch, so an installation "
-            "that has changed under the run shows here."
+            "A small process of holdfast forks all workers, and it ended with an error. Under spawn and "
+            "forkserver it is a fresh Python that imports torch, so it fails if the installation has "
+            "changed during the run."
         ),
-        evidence="That process told its traceback, or was seen to exit, before the workers went.",
+        evidence="That process sent its traceback, or was seen to exit, before the workers ended.",
         signs=(proof(r"the process that starts the workers (raised|exited by itself)"),),
         explains=("exited-unexpectedly", "killed-unexplained", "exited-by-itself"),
         see=("spawn-bootstrap", "worker-import-error"),
         remedies=(
             todo("Read its traceback: the last line is the cause"),
             todo(
-                "See whether a fresh Python has what it needs",
+                "See whether a fresh Python can import what it needs",
                 "python -c 'import torch, holdfast' && holdfast doctor",
             ),
-            todo("If the traceback ends in holdfast's own code, report it, traceback and all"),
+            todo("If the traceback ends in holdfast's own code, report it with the traceback"),
         ),
-        already="Another such process was made, and the workers with it.",
+        already="Another such process was started, and new workers from it.",
     ),
     Cause(
         slug="notebook-main",
-        title="cannot find a class that stands in a notebook cell or under the guard",
+        title="cannot find a class that is defined in a notebook cell or under the guard",
         meaning=(
             "A spawned worker imports modules by name, and what was defined in a cell, in `python -c`, in "
-            "a script on standard input or under `if __name__` does not exist there. The class is fine; "
-            "its place is not."
+            "a script on standard input or under `if __name__` does not exist there. The class is fine, "
+            "but has to be defined in a module."
         ),
         evidence="It ended before it was ready: `Can't get attribute`, or the main module has no file.",
         signs=(
@@ -96,10 +96,11 @@ CAUSES = (
         slug="unpicklable-args",
         title="could not be started: its dataset or functions cannot be pickled",
         meaning=(
-            "Under spawn and forkserver dataset, collate_fn and worker_init_fn travel to the worker as a "
-            "pickle. Lambdas, local functions, open files, locks, database handles and generators do not."
+            "Under spawn and forkserver dataset, collate_fn and worker_init_fn are sent to the worker as a "
+            "pickle. Lambdas, local functions, open files, locks, database handles and generators cannot be "
+            "pickled."
         ),
-        evidence="An error of pickle while the process is being started; no worker ever lived.",
+        evidence="A pickling error while the process is being started; no worker ever ran.",
         signs=(
             proof(r"Can't (pickle|get) local object '[^']+'"),
             proof(r"Can't pickle <function <lambda> at"),
@@ -123,23 +124,22 @@ CAUSES = (
                 "def __getstate__(self): return {{**self.__dict__, 'file': None}}",
             ),
             todo(
-                "On Linux, if nothing else holds you back",
+                "On Linux, if nothing speaks against fork",
                 "DataLoader(..., multiprocessing_context='fork')",
             ),
         ),
-        already="It names the attribute that does not pickle, such as dataset.transform.transforms[3].fn.",
+        already="It names the attribute that cannot be pickled, such as dataset.transform.transforms[3].fn.",
     ),
     Cause(
         slug="py314-forkserver",
         title="is started in another way since Python 3.14",
         meaning=(
-            "From Python 3.14 on Linux no longer forks workers by default but uses forkserver, which "
-            "pickles the dataset and imports the main script. Code that relied on fork then fails with "
-            "pickle errors."
+            "From Python 3.14 on, the default on Linux is forkserver and no longer fork. forkserver pickles "
+            "the dataset and imports the main script, so code that relied on fork fails with pickle errors."
         ),
         evidence=(
-            "A traceback through Python 3.14's popen_forkserver.py. torch mentions 3.14 with every Python, "
-            "so its warning alone says nothing."
+            "A traceback through popen_forkserver.py of Python 3.14. torch mentions 3.14 under every Python, "
+            "so its warning alone proves nothing."
         ),
         signs=(
             proof(
@@ -156,17 +156,17 @@ CAUSES = (
                 "DataLoader(..., multiprocessing_context='fork')",
             ),
         ),
-        already="It uses the start method you or Python choose and names what does not pickle.",
+        already="It uses the start method that you or Python choose and names what cannot be pickled.",
     ),
     Cause(
         slug="worker-import-error",
         title="could not import what it needs",
         meaning=(
             "A spawned worker starts with a fresh interpreter and imports your modules again, and one of "
-            "them failed there. Paths set by the launcher, the working folder or a changed environment "
-            "are the usual difference to the trainer."
+            "these imports failed. The usual differences to the trainer are paths set by the launcher, the "
+            "working folder, or a changed environment."
         ),
-        evidence="It ended with status 1 before it was ready, with an ImportError in its words.",
+        evidence="It ended with status 1 before it was ready, with an ImportError in its message.",
         signs=(
             sign(r"in spawn_main[\s\S]{0,4000}(ModuleNotFoundError|ImportError):"),
             sign(
@@ -185,8 +185,8 @@ CAUSES = (
         slug="task-limit",
         title="was refused another process or thread",
         meaning=(
-            "The user (ulimit -u) or the control group (pids.max) may have only so many tasks, and threads "
-            "count. Numeric libraries start one thread per core in every worker, which multiplies."
+            "The number of tasks is limited for the user (ulimit -u) or the control group (pids.max), and "
+            "every thread counts. Numeric libraries start one thread per core in every worker."
         ),
         evidence="Errno 11; `pids.current` near `pids.max`; `Threads:` in `/proc/PID/status`.",
         signs=(
@@ -227,8 +227,8 @@ CAUSES = (
         slug="daemonic-children",
         title="cannot be started from a daemonic process",
         meaning=(
-            "Python forbids daemonic processes to have children, and workers of pools, Celery and of torch "
-            "itself are daemonic. A loader inside one of them cannot start workers."
+            "Python does not allow daemonic processes to have children, and the workers of pools, of Celery "
+            "and of torch itself are daemonic. A loader inside one of them cannot start workers."
         ),
         evidence="AssertionError from `Process.start`.",
         signs=(proof(r"daemonic processes are not allowed to have children"),),
@@ -239,12 +239,12 @@ CAUSES = (
                 "concurrent.futures.ProcessPoolExecutor()",
             ),
             todo(
-                "Or a loader that may be used there",
+                "Or use a loader that works there",
                 "from holdfast import DataLoader",
                 given="torch's loader",
             ),
         ),
-        already="Its workers may be started from daemonic processes; they die with their trainer anyway.",
+        already="Its workers can be started from daemonic processes; they die with their trainer anyway.",
     ),
     Cause(
         slug="cuda-in-forked-worker",
@@ -270,11 +270,11 @@ CAUSES = (
             todo("Load what was saved on a GPU to the CPU", "torch.load(path, map_location='cpu')"),
             todo("If workers must use the GPU", "DataLoader(..., multiprocessing_context='spawn')"),
         ),
-        already="The error arrives at the batch with the sample's index; the worker lives on.",
+        already="The error arrives at that batch, with the sample's index; the worker goes on.",
     ),
     Cause(
         slug="startup-per-epoch",
-        title="is started anew for every epoch, which takes its time",
+        title="is started again for every epoch, which takes time",
         meaning=(
             "torch makes new workers in every iter(), and under spawn each imports torch and the main "
             "script. On large scripts the GPU idles for minutes between epochs."
@@ -286,7 +286,7 @@ CAUSES = (
             ),
         ),
         remedies=(
-            todo("Keep them", "DataLoader(..., persistent_workers=True)"),
+            todo("Keep the workers", "DataLoader(..., persistent_workers=True)"),
             todo("Import less at the top of the main script; workers import it too"),
         ),
         already="All workers are forked from one prepared process, in milliseconds; spawn imports torch once.",

@@ -11,13 +11,12 @@ CAUSES = (
         slug="shm-exhausted",
         title="found no room in /dev/shm",
         meaning=(
-            "torch sends tensors through files in /dev/shm, and a container gets 64 MB of it unless it "
-            "is told otherwise. The file can be made although there is no room; the first write to it "
-            "is then a bus error."
+            "torch sends tensors through files in /dev/shm, and by default a container has 64 MB of it. The "
+            "file can be created although there is no room; the first write to it is then a bus error."
         ),
         evidence=(
-            "SIGBUS, or error 28, with `/dev/shm` nearly full; a full one empties when "
-            "its owner dies, so its size counts too."
+            "SIGBUS, or error 28, with `/dev/shm` nearly full. What a dead worker had there is free again, "
+            "so a small `/dev/shm` counts too."
         ),
         signs=(
             proof(
@@ -43,7 +42,7 @@ CAUSES = (
             todo("See how much there is (now {shm_total}, {shm_free} free)", "df -h /dev/shm"),
             todo("Remove what dead runs have left", "ls -l /dev/shm; rm -f /dev/shm/torch_*"),
             todo(
-                "Give the container more; one that exists cannot be changed",
+                "Start a container with more; a running one cannot be changed",
                 "docker run --shm-size={shm_wanted}g ...   # or --ipc=host",
                 "docker",
             ),
@@ -53,7 +52,7 @@ CAUSES = (
                 "# with volumeMounts: [{{name: shm, mountPath: /dev/shm}}]",
                 "kubernetes",
             ),
-            todo("On a machine of your own", "mount -o remount,size={shm_wanted}g /dev/shm"),
+            todo("On your own machine", "mount -o remount,size={shm_wanted}g /dev/shm"),
             todo(
                 "Or use a loader that does not need it",
                 "from holdfast import DataLoader",
@@ -61,17 +60,17 @@ CAUSES = (
             ),
         ),
         already=(
-            "Batches do not go through /dev/shm: 64 MB are enough for any size. If it is full all the "
-            "same, the dataset or another program fills it."
+            "Batches do not go through /dev/shm: 64 MB are enough for batches of any size. If it is full "
+            "all the same, the dataset or another program fills it."
         ),
     ),
     Cause(
         slug="sigbus-not-shm",
-        title="read from a mapped file that is no longer all there",
+        title="read a part of a memory-mapped file that is not there any more",
         meaning=(
             "A memory-mapped file (numpy.memmap, LMDB, Arrow, safetensors) became shorter, or the disk "
             "or network below it failed, and reading the missing part is a bus error. torch's message "
-            "blames shared memory, but that has room."
+            "blames shared memory, but there is room in it."
         ),
         evidence="SIGBUS with room in `/dev/shm`; a frame in memmap, LMDB, mmap; EIO in the kernel log.",
         signs=(
@@ -96,15 +95,15 @@ CAUSES = (
             ),
             todo("Check the database", "mdb_stat -e PATH"),
         ),
-        already="It looks at /dev/shm before it blames it; the worker is replaced, the sample named.",
+        already="It checks /dev/shm before it blames it; the worker is replaced and the sample is named.",
     ),
     Cause(
         slug="fd-exhaustion",
         title="ran out of file descriptors",
         meaning=(
-            "A process may have only so many files, sockets and pipes open, and with torch's loader "
-            "every tensor you keep is one more. When none is free, the kernel drops the "
-            "descriptor from the message without an error, hence 'received 0 items of ancdata'."
+            "The number of open files, sockets and pipes of a process is limited, and with torch's loader "
+            "every tensor you keep is one more. When no descriptor is free, the kernel drops it from the "
+            "message without an error, hence 'received 0 items of ancdata'."
         ),
         evidence="Open descriptors in `/proc/PID/fd` near `ulimit -n`; errno 24.",
         signs=(
@@ -140,7 +139,7 @@ CAUSES = (
                 given="torch's loader",
             ),
             todo(
-                "Use fewer workers: each takes three in the trainer, and batches take none",
+                "Use fewer workers: each needs three descriptors in the trainer; batches need none",
                 "DataLoader(..., num_workers={fewer_workers})",
                 given="holdfast",
             ),
@@ -148,7 +147,7 @@ CAUSES = (
                 "Raise it for the container", "docker run --ulimit nofile=65536:65536 ...", "docker"
             ),
             todo(
-                "See what holds them in the trainer, or in a worker by its pid",
+                "See what is open in the trainer, or by its pid in a worker",
                 "ls -l /proc/{trainer}/fd | awk '{{print $NF}}' | sort | uniq -c | sort -n | tail",
             ),
         ),
@@ -158,9 +157,9 @@ CAUSES = (
         slug="file-system-strategy",
         title="lost a named file of the 'file_system' sharing strategy",
         meaning=(
-            "The usual cure for too many descriptors gives every tensor a name in /dev/shm instead. "
-            "Names are removed by whoever comes first, and stay for ever after a kill, so others fail "
-            "to open them and /dev/shm fills up over days."
+            "This strategy, the usual cure for too many descriptors, gives every tensor a name in /dev/shm. "
+            "The first process that is done removes the name, and other processes fail to open it; after a "
+            "kill names stay for ever, and /dev/shm fills up over days."
         ),
         evidence="`torch_*` names in /dev/shm whose pid does not exist; set_sharing_strategy in the code.",
         signs=(
@@ -180,16 +179,16 @@ CAUSES = (
             ),
             todo("Remove what is left", "rm -f /dev/shm/torch_*"),
         ),
-        already="Its memory has no names, so nothing can be lost or left behind.",
+        already="Its memory has no names, so none can be lost or left behind.",
     ),
     Cause(
         slug="lost-batch-unpicklable-result",
-        title="made a batch that could not be sent, and nobody noticed",
+        title="made a batch that could not be sent, and the trainer waits for it",
         meaning=(
             "torch pickles results in a background thread, and when that fails it prints a traceback "
             "and drops the batch. The worker goes on, the trainer waits for a batch that never comes."
         ),
-        evidence="A traceback through `_feed` of multiprocessing/queues.py, and then silence.",
+        evidence="A traceback through `_feed` of multiprocessing/queues.py, and no progress after it.",
         signs=(
             proof(
                 r"multiprocessing/queues\.py\", line \d+, in _feed[\s\S]{0,4000}?"
@@ -205,18 +204,19 @@ CAUSES = (
                 "Return tensors, arrays, numbers and strings; leave out open files, locks, lambdas, modules"
             ),
             todo(
-                "See which part does not pickle",
+                "See which part cannot be pickled",
                 "python -c 'import pickle, mydata; pickle.dumps(mydata.dataset[0])'",
             ),
         ),
-        already="Results are pickled before they count as made; failing that is an error at that batch.",
+        already="Results are pickled before they count as made; a failure is an error at that batch.",
     ),
     Cause(
         slug="queue-poisoned-by-death",
-        title="died with the common queue in hand, and all others wait for it",
+        title="died while it held the lock of the common queue, and all others wait for it",
         meaning=(
-            "torch's workers share one result queue with one lock. Whoever is killed while holding it, or "
-            "in the middle of a message, stops everybody else, and no timeout reaches into that read."
+            "torch's workers share one result queue with one lock. A worker that is killed while it holds "
+            "the lock, or in the middle of a message, blocks all others, and no timeout applies to that "
+            "read."
         ),
         evidence="One worker dead, the others in `sem_wait` under `_feed`, the trainer in `_recv`.",
         signs=(
@@ -228,22 +228,22 @@ CAUSES = (
         see=("silent-stall", "pin-thread"),
         remedies=(
             todo(
-                "Find out why the first one died; the rest follows from it",
+                "Find out why that worker died; the rest follows from it",
                 "sudo dmesg -T | tail -50",
             ),
-            todo("End the run and start it again; this queue cannot be mended"),
+            todo("End the run and start it again; this queue cannot be repaired"),
         ),
-        already="One channel per worker and no locks between them: a death harms nobody else.",
+        already="One channel per worker and no locks between them: a death affects no other worker.",
     ),
     Cause(
         slug="pin-thread",
-        title="and the thread that pins memory are out of step",
+        title="was cut off: the thread of the trainer that pins memory ended",
         meaning=(
             "With pin_memory=True a thread of the trainer copies batches to pinned memory, and it ends "
-            "when what it reads is damaged or the GPU reports an error. What killed it is usually "
-            "the worker or CUDA, not the thread."
+            "when what it reads is damaged or the GPU reports an error. The reason is usually in the "
+            "worker or in CUDA, not in the thread."
         ),
-        evidence="The words 'pin memory thread'; a CUDA error near them speaks for the GPU.",
+        evidence="The words 'pin memory thread'; a CUDA error near them points to the GPU.",
         signs=(
             proof(r"Pin memory thread exited unexpectedly"),
             proof(r"Caught \w+ in pin memory thread for device"),
@@ -254,7 +254,7 @@ CAUSES = (
         remedies=(
             todo("Look for the first error above it: a dead worker, or CUDA"),
             todo("For a CUDA error find its place", "CUDA_LAUNCH_BLOCKING=1 python train.py"),
-            todo("See whether it goes without", "DataLoader(..., pin_memory=False)"),
+            todo("See whether it works without pinning", "DataLoader(..., pin_memory=False)"),
         ),
         already="There is no such thread; batches are pinned whole, inside next().",
     ),
@@ -272,9 +272,12 @@ CAUSES = (
         see=("fork-lock-deadlock",),
         remedies=(
             todo("Make both iterators before either starts pinning"),
-            todo("Start clean", "DataLoader(..., multiprocessing_context='forkserver')"),
+            todo(
+                "Start workers from a clean process",
+                "DataLoader(..., multiprocessing_context='forkserver')",
+            ),
         ),
-        already="No pinning thread exists, so no fork can meet it.",
+        already="There is no pinning thread.",
     ),
     Cause(
         slug="shutdown-noise",
@@ -283,7 +286,7 @@ CAUSES = (
             "The clean-up of torch's iterator runs when the interpreter gets to it, at times in a forked "
             "child that does not own the workers. The run is over and nothing was lost."
         ),
-        evidence="The text stands after a normal end.",
+        evidence="The message comes after a normal end.",
         signs=(
             proof(r"AssertionError: can only test a child process"),
             sign(r"Exception ignored in: <function _MultiProcessingDataLoaderIter\.__del__"),
@@ -305,8 +308,9 @@ CAUSES = (
         slug="join-hang-at-epoch-end",
         title="does not end, and the trainer waits for it after the last batch",
         meaning=(
-            "torch joins its workers one after the other, five seconds each, and one whose queue is "
-            "blocked does not hear that it is to stop. The epoch is complete, yet the loop does not return."
+            "torch joins its workers one after the other, five seconds each, and a worker whose queue is "
+            "blocked does not learn that it has to stop. The epoch is complete, but the loop does not "
+            "return."
         ),
         evidence="The stack is in `_shutdown_workers`, `join`, `waitpid`.",
         signs=(
@@ -340,16 +344,19 @@ CAUSES = (
         slug="auth-digest",
         title="was refused by its own trainer: the key of the connection differs",
         meaning=(
-            "torch passes descriptors over an authenticated socket, and a process forked at a bad moment, "
-            "or one that replaced its key, is turned away. It comes in the middle of an epoch, at random."
+            "torch passes descriptors over an authenticated socket, and rejects a process that was forked "
+            "at a bad moment or has replaced its key. It happens in the middle of an epoch, at random."
         ),
         evidence="AuthenticationError from multiprocessing.connection.",
         signs=(proof(r"AuthenticationError: digest (received|sent) was (wrong|rejected)"),),
         explains=("python-exception", "bad-sample"),
         remedies=(
             todo("Start workers before other libraries fork or start threads"),
-            todo("Start clean", "DataLoader(..., multiprocessing_context='forkserver')"),
+            todo(
+                "Start workers from a clean process",
+                "DataLoader(..., multiprocessing_context='forkserver')",
+            ),
         ),
-        already="Descriptors travel over an inherited socket pair that needs no key.",
+        already="Descriptors are sent over an inherited socket pair that needs no key.",
     ),
 )

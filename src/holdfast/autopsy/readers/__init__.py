@@ -1,7 +1,7 @@
-"""Readers of what the system says: each takes its root as an argument and never fails.
+"""Readers of system files: each takes its root as an argument and never fails.
 
-What cannot be read is ``None``: in a container, without rights, in a namespace without ``/sys``
-there is less evidence, and the verdict is less sure. That is an answer, not an error.
+What cannot be read is ``None``: in a container, without permissions, in a namespace without
+``/sys`` there is less evidence, and the verdict is less certain. That is not an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HERE = Roots()
 
 
 def is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # unlike Path.is_dir, also where we may not look
+    return os.path.isdir(path)  # unlike Path.is_dir, does not raise without permission
 
 
 def text(path: Path) -> str | None:

@@ -1,7 +1,7 @@
 """What the control groups say: kills for lack of memory, limits, use, tasks.
 
 Limits and kills count for a group and all below it, so a worker's own group is not enough: every
-one up to the root is read. In v1 each controller has a tree of its own; in v2 there is one. A
+group up to the root is read. In v1 each controller has its own tree; in v2 there is one tree. A
 container sees its own group at the mount's root, whatever the path in ``/proc/PID/cgroup`` says.
 """
 
@@ -21,7 +21,7 @@ _UNLIMITED = 1 << 60  # v1 writes a number near 2**63 for "no limit"
 
 @dataclass(frozen=True)
 class Group:
-    """A control group's folder, and whose it is."""
+    """A control group's folder."""
 
     path: Path
     version: int  # 1 or 2
@@ -29,7 +29,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Confinement:
-    """The tightest limits that hold for a process, from its group and all above."""
+    """The tightest limits that apply to a process, from its group and all above."""
 
     path: str | None = None  # the process's own memory group
     memory_limit: int | None = None
@@ -37,13 +37,13 @@ class Confinement:
     oom_group: bool | None = None
     pids_max: int | None = None
     pids_current: int | None = None
-    pids_refused: int | None = None  # how often a fork was refused, since the group exists
+    pids_refused: int | None = None  # how often a fork was refused since the group was made
     cpus: float | None = None
 
 
 @dataclass(frozen=True)
 class Room:
-    """A memory limit, and what is used of it; files that the kernel would drop are not."""
+    """A memory limit, and how much of it is used, without files that the kernel would drop."""
 
     limit: int
     used: int
@@ -77,7 +77,7 @@ def kills(pid: int | str, roots: Roots = HERE) -> dict[str, int] | None:
 
 
 def kills_of(chain: tuple[Group, ...]) -> dict[str, int]:
-    """`oom_kill` of memory groups, by path, as far as it can be read."""
+    """`oom_kill` of those memory groups where it can be read, by path."""
     found: dict[str, int] = {}
     for group in chain:
         name = "memory.oom_control" if group.version == 1 else "memory.events"
@@ -88,7 +88,7 @@ def kills_of(chain: tuple[Group, ...]) -> dict[str, int]:
 
 
 def confinement(pid: int | str, roots: Roots = HERE) -> Confinement:
-    """The limits a process lives under."""
+    """The limits that apply to a process."""
     memory = groups(pid, "memory", roots)
     limit = usage = None
     for group in memory:
@@ -114,8 +114,8 @@ def confinement(pid: int | str, roots: Roots = HERE) -> Confinement:
 
 
 def rooms(pid: int | str, roots: Roots = HERE) -> list[Room]:
-    """All memory limits that hold for a process. The tightest is that with the least room, which
-    may be any of them: a group further up is shared with others."""
+    """All memory limits that apply to a process. Any of them may be the one with the least room:
+    a group further up is shared with other processes."""
     found = []
     for group in groups(pid, "memory", roots):
         v1 = group.version == 1
@@ -160,7 +160,7 @@ def _quota(chain: tuple[Group, ...]) -> float | None:
 def _upwards(
     mount: tuple[Path, PurePosixPath], own: PurePosixPath, version: int
 ) -> tuple[Group, ...]:
-    """From the process's group to the mount's root, as far as they are there."""
+    """From the process's group to the mount's root, those that exist."""
     top, root = mount
     inside = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
     if own.is_absolute() and not own.is_relative_to(root):

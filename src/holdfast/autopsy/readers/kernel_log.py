@@ -1,7 +1,7 @@
 """What the kernel wrote about a process.
 
-Mostly unreadable without rights (``dmesg_restrict``), and incomplete when it was busy: a line
-proves, its absence proves little.
+Usually unreadable without permissions (``dmesg_restrict``), and incomplete when much was written: a
+line is a proof, its absence proves little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["KernelLog", "Subject", "about", "newer", "read", "subject"]
 
 _RECORDS = 20_000  # of /dev/kmsg, at most
 _RING = 8192  # bytes of one record
-_SLACK = 30.0  # seconds
+_SLACK = 30.0  # seconds by which the kernel's clock may differ
 _LATER = 2.0  # seconds a command may take
 _COMMANDS = (
     ["dmesg"],
@@ -40,11 +40,11 @@ class KernelLog:
 def read(
     roots: Roots = HERE, *, since: float = -math.inf, commands: bool = False
 ) -> KernelLog | None:
-    """The kernel's log, if we may see it and its pids are ours.
+    """The kernel's log, if we may read it and are in the pid namespace that its pids belong to.
 
-    `since` is in seconds of the monotonic clock, with some slack, because the kernel's log has a
-    clock of its own: pids come again, and an old line must not be taken for a new one. With
-    `commands` also through dmesg and journalctl.
+    Lines before `since`, in seconds of the monotonic clock, are left out: pids are reused, and an
+    old line must not be taken for a new one. There is some slack, because the kernel's log has its
+    own clock. With `commands`, dmesg and journalctl are tried too.
     """
     if not process.in_first_namespace(roots):
         return None
@@ -60,7 +60,8 @@ def read(
 
 
 def newer(lines: Iterable[str], since: float) -> list[str]:
-    """Of lines that begin with ``[seconds]``, those from then on; a line without is of no use."""
+    """The lines that begin with a ``[seconds]`` of `since` or later; lines without it are dropped
+    unless `since` is minus infinity."""
     found = []
     for line in lines:
         match = re.match(r"\[\s*(\d+\.\d+)\]", line)
@@ -82,7 +83,7 @@ def about(pid: int, lines: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a line is about; who asks for memory is named without a pid."""
+    """The process a line is about; one that asked for memory is named without a pid."""
 
     name: str
     pid: int | None = None
@@ -126,7 +127,7 @@ def _kmsg(roots: Roots, since: float) -> list[str] | None:
             try:
                 record = os.read(fd, _RING)
             except OSError as error:
-                if error.errno == errno.EPIPE:  # overwritten while we read; go on with the next
+                if error.errno == errno.EPIPE:  # the record was overwritten while we read
                     continue
                 break
             if not record:
@@ -140,7 +141,7 @@ def _kmsg(roots: Roots, since: float) -> list[str] | None:
 
 
 def _parsed(record: str) -> tuple[float, str]:
-    """Time and words of a record "6,1234,5678,-;words", with the time in microseconds."""
+    """Time and text of a record "6,1234,5678,-;text", with the time in microseconds."""
     match = re.match(r"\d+,\d+,(\d+),[^;]*;", record)
     return (int(match[1]) / 1e6, record[match.end() :]) if match else (math.inf, record)
 

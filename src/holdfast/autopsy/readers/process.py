@@ -1,7 +1,7 @@
-"""What /proc says of one process, and of the machine.
+"""What /proc says about one process, and about the machine.
 
-A zombie has no memory and no descriptors, and one that is reaped has nothing at all: what is to be
-known of a worker's size must be read while it lives.
+A zombie has no memory and no descriptors, and a reaped process has no entry at all: a worker's size
+must be read while it lives.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of a process's memory; what it shares is counted in full."""
+    """Bytes of a process's memory; shared memory is counted in full."""
 
     resident: int
     shared: int
@@ -88,7 +88,7 @@ def activity(pid: int | str, roots: Roots = HERE) -> Activity | None:
 
 
 def is_dead(pid: int | str, roots: Roots = HERE) -> bool | None:
-    """Whether it is a zombie or gone; None where /proc cannot tell."""
+    """Whether it is a zombie or gone; None if there is no /proc."""
     fields = _stat(pid, roots)
     if fields is not None:
         return fields[0] in "ZX"
@@ -109,7 +109,7 @@ def data(pid: int | str, roots: Roots = HERE) -> int | None:
 
 
 def rollup(pid: int | str, roots: Roots = HERE) -> dict[str, int] | None:
-    """A process's memory by who else has it, in bytes. The kernel walks all its pages for it."""
+    """A process's memory, private and shared, in bytes. Slow: the kernel walks all its pages."""
     written = text(roots.proc / str(pid) / "smaps_rollup")
     if not written:
         return None
@@ -184,7 +184,7 @@ def limits(pid: int | str, roots: Roots = HERE) -> Limits | None:
 
 
 def in_first_namespace(roots: Roots = HERE) -> bool:
-    """Whether pids here are those of the kernel's log; in most containers they are not."""
+    """Whether our pids are those of the kernel's log; in most containers they are not."""
     try:
         return os.readlink(roots.proc / "self" / "ns" / "pid") == _FIRST_NAMESPACE
     except OSError:
@@ -200,7 +200,7 @@ def _stat(pid: int | str, roots: Roots) -> list[str] | None:
     written = text(roots.proc / str(pid) / "stat")
     if written is None or ")" not in written:
         return None
-    fields = written.rpartition(")")[2].split()  # its name may hold anything, parentheses too
+    fields = written.rpartition(")")[2].split()  # the name may contain anything, also parentheses
     return fields if len(fields) > 12 else None
 
 
