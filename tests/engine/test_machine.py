@@ -7,7 +7,9 @@ off and begins new ones. The promises in the machine's text are the invariants.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -779,3 +781,45 @@ def test_an_answer_that_brings_no_batch_says_nothing_of_how_large_they_are(
         assert len(out) <= number + 1 + at_once
     player.handle(v.BatchReady(0, 0, 4, "a batch", 60))
     assert player.machine.largest == 60
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_a_batch_costs_does_not_depend_on_the_number_of_workers(in_order: bool) -> None:
+    """In lines of the machine's that are run, which does not depend on how busy the computer is."""
+    few, many = (lines_for_a_batch(workers, in_order) for workers in (2, 500))
+    assert many <= 1.05 * few
+
+
+def lines_for_a_batch(workers: int, in_order: bool) -> float:
+    player = Player(workers, 2, in_order=in_order, largest=1)
+    player.handle(v.RoomChanged(workers))
+    orders: deque[v.Dispatch] = deque()
+    lines = 0
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line" and frame.f_globals["__name__"] == m.__name__
+        return count
+
+    def obey(actions: list[v.Action]) -> None:
+        orders.extend(one for one in actions if isinstance(one, v.Dispatch))
+
+    def batch() -> None:
+        obey(player.fill([None] * player.due))
+        while not isinstance(player.take(), v.Delivery):
+            order = orders.popleft()
+            assert isinstance(order.item, v.Task)
+            obey(player.handle(v.BatchReady(order.worker, 0, order.item.number, None, 1)))
+        obey(player.handle(v.UNPACKED))
+
+    player.begin()
+    for _ in range(2 * workers):
+        batch()
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        for _ in range(1000):
+            batch()
+    finally:
+        sys.settrace(before)
+    return lines / 1000

@@ -227,9 +227,7 @@ def wait_until_nothing_is_owed(iterator: Any) -> None:
 
     def nothing() -> bool:
         alive = all(worker.is_alive() for worker in iterator._workers)  # takes in what was sent
-        return (
-            alive and not machine.held_back and not any(map(machine.busy, range(machine.workers)))
-        )
+        return alive and not machine.held_back and not any(seat.busy for seat in machine.seats)
 
     assert eventually(nothing)
 

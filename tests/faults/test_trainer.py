@@ -34,7 +34,7 @@ def rest(iterator: Any) -> list[Batch]:
 def has_answered_all(iterator: Any, worker: int) -> bool:
     """Whether it waits for what next() will order; to ask for pids takes in what has come."""
     pids(iterator)
-    return not iterator._pool.machine.busy(worker) and step(iterator, worker) == "idle"
+    return not iterator._pool.machine.seats[worker].busy and step(iterator, worker) == "idle"
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])
