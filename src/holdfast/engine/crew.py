@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.coroner import INTERVAL, Coroner
@@ -82,7 +82,6 @@ log = logging.getLogger("holdfast")
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
 LAST_WORDS = 0.5  # seconds a nursery that is to be ended has to report deaths that are known of
-_TAKES_ROOM: Final = frozenset({v.Drawn, v.EpochBegan})  # the other events, if tasks are held back
 
 
 class Crew:
@@ -574,8 +573,9 @@ class Crew:
             self._caused.append(partial(self.tell, event))
             return
         machine = self.machine
-        if machine.held_back or type(event) in _TAKES_ROOM:
-            self._with_room(event)
+        kind = type(event)
+        if kind is v.Drawn or kind is v.EpochBegan or machine.held_back:
+            self._with_room(event)  # it may take some
             return
         actions = machine.handle(event)
         self._share.in_flight = machine.in_flight

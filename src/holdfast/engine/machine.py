@@ -125,7 +125,7 @@ RAISES: Final = 'iterable_recovery="raise": no stream is continued by another pr
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
 _NONE: Final[tuple[Action, ...]] = ()
 _DRAW_ONE: Final = Draw(1)
-_HELD, _SENT, _DONE = TaskState.HELD, TaskState.SENT, TaskState.DONE
+_SENT, _DONE, _RUNNING = TaskState.SENT, TaskState.DONE, SeatState.RUNNING
 
 
 class Machine:
@@ -226,7 +226,8 @@ class Machine:
             self._batch_ready(event)  # type: ignore[arg-type]
         elif kind is Asked:
             self._asked = True
-            self._unpack()
+            if self._unread:
+                self._unpack()
         elif kind is Drawn:
             actions = self._draw(event)  # type: ignore[arg-type]
         elif kind is Unpacked:
@@ -242,9 +243,8 @@ class Machine:
             what = self._take()
             if what is not None:
                 self._asked = False
-                actions = [*actions, Deliver(what)]
-                if isinstance(what, Delivery):
-                    actions.append(_DRAW_ONE)
+                given = (Deliver(what), _DRAW_ONE) if type(what) is Delivery else (Deliver(what),)
+                return [*actions, *given] if actions else given
         return actions
 
     # -- what may be asked ----------------------------------------------------------------
@@ -413,7 +413,7 @@ class Machine:
             item.state = _SENT
             self._making += 1
             self._note_peak()
-        if seat.alive:
+        if seat.state is _RUNNING or seat.alive:
             return (Dispatch(seat.id, item),)
         if isinstance(item, Resumption) or seat.state is SeatState.PAUSED:
             return _NONE  # no process is started for that alone, or before its time
@@ -476,7 +476,8 @@ class Machine:
         item = seat.items.popleft()
         seat.answered += 1
         seat.failed_catching_up = 0
-        seat.absolve()
+        if seat.stalls or seat.strikes:
+            seat.absolve()
         if isinstance(item, Task):
             seat.replica += 1
         else:
@@ -533,7 +534,8 @@ class Machine:
         self._load[worker] -= 1
         if not self.in_order and self._load[worker] < self._room_each:
             self._open |= (not self.seats[worker].ended) << worker
-        self._unpack()
+        if self._unread:
+            self._unpack()
         self._unread = task.nbytes
         return Delivery(task, task.result)
 
