@@ -22,6 +22,8 @@ from holdfast.engine import vocabulary as v
 from holdfast.engine.seats import SeatState
 from tests.engine.playing import UNLIMITED, Player, died
 
+LIMITS = v.Limits()
+
 
 class History(RuleBasedStateMachine):
     """Map-style data: every task exactly once, in order, whatever dies."""
@@ -220,7 +222,7 @@ class History(RuleBasedStateMachine):
         """Others go on; this one is started again when its time has come, and not before."""
         if worker not in self.living or self.ready(worker):
             return
-        if self.machine.seats[worker].tries >= r.TRIES - 1:
+        if self.machine.seats[worker].tries >= LIMITS.tries - 1:
             return
         before = list(self.machine.restarts.counted)
         self.die(worker, shortage=True)
@@ -228,7 +230,7 @@ class History(RuleBasedStateMachine):
         assert list(self.machine.restarts.counted) == before
         wanted = self.machine.deadline()
         assert wanted is not None
-        assert wanted <= self.now + r.LONGEST_PAUSE
+        assert wanted <= self.now + LIMITS.longest_pause
 
     @rule(worker=st.integers(0, 3), dies=st.booleans())
     def a_worker_stalls(self, worker: int, dies: bool) -> None:
@@ -385,7 +387,7 @@ class History(RuleBasedStateMachine):
         for _ in range(10_000):
             if self.ended:
                 break
-            self.time_passes(r.LONGEST_PAUSE)
+            self.time_passes(LIMITS.longest_pause)
             for worker in range(self.machine.workers):
                 if worker in self.frozen and worker in self.living:
                     self.die(worker)
@@ -473,9 +475,9 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
     player = Player(1, 1)
     player.begin()
     player.fill([0])
-    for generation in range(r.FAILED_STARTS - 1):
+    for generation in range(LIMITS.failed_starts - 1):
         assert player.handle(died(0, generation))
-    assert player.handle(died(0, r.FAILED_STARTS - 1, 0.0)) == []
+    assert player.handle(died(0, LIMITS.failed_starts - 1, 0.0)) == []
     failure = player.take()
     assert isinstance(failure, v.GaveUp)
     assert failure.reason == "cannot-start"
@@ -501,7 +503,7 @@ def test_without_a_limit_a_worker_killed_while_it_starts_is_started_again_after_
         pauses.append(wanted - now)
         now = wanted
     assert pauses[:8] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5])
-    assert pauses[-1] == pytest.approx(r.LONGEST_PAUSE)
+    assert pauses[-1] == pytest.approx(LIMITS.longest_pause)
     player.handle(v.WorkerReady(0, 1000))
     player.handle(v.BatchReady(0, 1000, 0, "zero"))
     delivery = player.take()
@@ -549,7 +551,7 @@ def test_who_ends_by_itself_whenever_it_catches_up_is_given_up_and_who_is_killed
     if outside:
         assert player.failure is None
     else:
-        assert deaths == r.FAILED_STARTS
+        assert deaths == LIMITS.failed_starts
         assert player.failure is not None
         assert player.failure.reason == "cannot-catch-up"
 
@@ -583,7 +585,7 @@ def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
     player.begin()
     player.fill([0])
     now = 0.0
-    for generation in range(2 * r.FAILED_STARTS):
+    for generation in range(2 * LIMITS.failed_starts):
         assert player.failure is None
         player.handle(died(0, generation, now, outside=generation % 2 == 0))
         now = player.deadline() or now
@@ -597,7 +599,7 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
     player.begin()
     player.fill([0])
     now, pauses = 100.0, []
-    for generation in range(r.TRIES - 1):
+    for generation in range(LIMITS.tries - 1):
         assert player.handle(died(0, generation, now, shortage=True)) == []
         wanted = player.deadline()
         assert wanted is not None
@@ -607,12 +609,12 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
         pauses.append(wanted - now)
         now = wanted
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5])
-    assert player.handle(died(0, r.TRIES - 1, now, shortage=True)) == []
+    assert player.handle(died(0, LIMITS.tries - 1, now, shortage=True)) == []
     failure = player.take()
     assert isinstance(failure, v.GaveUp)
     assert failure.reason == "shortage"
     assert [death.at for death in failure.deaths][-1] == now
-    assert len(failure.deaths) == r.TRIES
+    assert len(failure.deaths) == LIMITS.tries
     assert player.deadline() is None
 
 
@@ -698,12 +700,12 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     player.fill([0])
     player.handle(v.WorkerReady(0, 0))
     assert player.handle(v.WorkerStalled(0, 0, 100.0)) == [v.Dump(0, 0)]
-    assert player.deadline() == 100.0 + m.KILL_AFTER
+    assert player.deadline() == 100.0 + LIMITS.kill_after
     assert player.handle(v.Ticked(100.1)) == []
-    assert player.handle(v.Ticked(100.0 + m.KILL_AFTER)) == [v.Kill(0, 0)]
-    killed = 100.0 + m.KILL_AFTER
+    assert player.handle(v.Ticked(100.0 + LIMITS.kill_after)) == [v.Kill(0, 0)]
+    killed = 100.0 + LIMITS.kill_after
     assert player.handle(v.Ticked(killed + 0.5)) == []
-    assert player.handle(v.Ticked(killed + m.ABANDON_AFTER)) == [v.Abandon(0, 0)]
+    assert player.handle(v.Ticked(killed + LIMITS.abandon_after)) == [v.Abandon(0, 0)]
 
 
 def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:

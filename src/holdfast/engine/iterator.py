@@ -64,6 +64,7 @@ log = logging.getLogger("holdfast")
 
 _NOTHING: Final = object()
 
+LIMITS = v.Limits()  # of worker processes
 LOOK_FURTHER = 64  # batches drawn early, without workers, when all before are bad
 _SAMPLERS = frozenset({"torch.utils.data.sampler", "torch.utils.data.distributed"})
 _PLAIN = frozenset(  # by name: NumPy need not be there
@@ -251,6 +252,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             recovery=options.iterable_recovery,
             before_sizes_are_known="one-each" if budget.auto else at_first,
             largest=stats.largest_batch_bytes or None,
+            limits=LIMITS,
         )
         try:
             with interrupts.deferred():  # until there is somebody who ends the workers
@@ -406,7 +408,8 @@ class ProcessIterator(_BaseDataLoaderIter):
         if taken is v.END:
             taken = self._too_short() or taken
         if isinstance(taken, v.GaveUp):
-            error = gave_up(taken, pool.machine.restarts.policy, pool.obituaries)
+            machine = pool.machine
+            error = gave_up(taken, machine.restarts.policy, machine.limits, pool.obituaries)
             self._shutdown_workers()
             raise error
         if isinstance(taken, Refused):

@@ -85,6 +85,7 @@ from holdfast.engine.vocabulary import (
     GaveUp,
     Item,
     Kill,
+    Limits,
     Outcome,
     Poisoned,
     Position,
@@ -117,14 +118,13 @@ from holdfast.engine.vocabulary import (
     WorkerStalled,
 )
 
-__all__ = ["ABANDON_AFTER", "KILL_AFTER", "BeforeSizesAreKnown", "Machine"]
+__all__ = ["RAISES", "BeforeSizesAreKnown", "Machine"]
 
-KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack, or to exit, before SIGKILL
-ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker
 RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
 _NONE: Final[tuple[Action, ...]] = ()
 _DRAW_ONE: Final = Draw(1)
+_LIMITS: Final = Limits()
 _SENT, _DONE, _RUNNING = TaskState.SENT, TaskState.DONE, SeatState.RUNNING
 
 
@@ -144,6 +144,7 @@ class Machine:
         recovery: Recovery = "auto",
         before_sizes_are_known: BeforeSizesAreKnown = "any",
         largest: int | None = None,
+        limits: Limits = _LIMITS,
     ) -> None:
         """`leaves_out` if there is a policy for bad samples, so that a batch can do without one;
         `largest` the size of the largest batch, if that is known from before. Else, until the first
@@ -165,9 +166,11 @@ class Machine:
         self.restarts = r.Restarts(
             self.seats,
             restarts,
+            limits,
             iterable=iterable,
             leaves_out=leaves_out and not iterable,  # there is no way past one but through it
         )
+        self.limits = limits
         self.room: int | None = None
         self.largest = largest
         self.peak = 0
@@ -592,7 +595,7 @@ class Machine:
         """It has a moment to exit by itself."""
         if seat.alive:
             seat.parting = why
-            self._become(seat, SeatState.LEAVING, at + KILL_AFTER)
+            self._become(seat, SeatState.LEAVING, at + self.limits.kill_after)
 
     def _lose(self, seat: Seat, why: str, *deaths: Exit) -> None:
         if self.failure is None:
@@ -602,7 +605,7 @@ class Machine:
         seat = self.seats[event.worker]
         if not seat.at_work:
             return _NONE
-        self._become(seat, SeatState.DUMPING, event.at + KILL_AFTER)
+        self._become(seat, SeatState.DUMPING, event.at + self.limits.kill_after)
         return (Dump(seat.id, seat.generation),)
 
     def _tick(self, event: Ticked) -> Sequence[Action]:
@@ -618,7 +621,7 @@ class Machine:
                 self._become(seat, SeatState.KILLING)  # once is enough
                 actions.append(Abandon(seat.id, seat.generation))
             else:
-                self._become(seat, SeatState.KILLING, event.at + ABANDON_AFTER)
+                self._become(seat, SeatState.KILLING, event.at + self.limits.abandon_after)
                 actions.append(Kill(seat.id, seat.generation))
         return actions
 
@@ -722,7 +725,9 @@ class Machine:
         if self.failure is not None:
             return [one for one in actions if isinstance(one, Draw)], outcome
         if not was_ready and seat.killed_starts > 1:
-            self._become(seat, SeatState.PAUSED, exit.at + r.pause(seat.killed_starts - 1))
+            self._become(
+                seat, SeatState.PAUSED, exit.at + self.limits.pause(seat.killed_starts - 1)
+            )
             return actions, outcome
         return [*actions, *self._restart(seat)], outcome
 
@@ -744,10 +749,10 @@ class Machine:
     def _put_off(self, seat: Seat, failed: Exit) -> None:
         """Try this start again later, or never."""
         seat.unborn.append(failed)
-        if seat.tries >= r.TRIES:
+        if seat.tries >= self.limits.tries:
             self.failure = GaveUp("shortage", seat.id, tuple(seat.unborn))
         else:
-            self._become(seat, SeatState.PAUSED, failed.at + r.pause(seat.tries))
+            self._become(seat, SeatState.PAUSED, failed.at + self.limits.pause(seat.tries))
 
     def _give_up(self, seat: Seat, poisoned: Poisoned) -> Sequence[Action]:
         """There is no way to make this batch: say so in its place."""

@@ -44,6 +44,7 @@ __all__ = [
     "GaveUp",
     "Item",
     "Kill",
+    "Limits",
     "Outcome",
     "Poisoned",
     "Position",
@@ -665,3 +666,23 @@ class RestartPolicy:
 
     intensity: int | None
     period: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long and how often something is tried with workers of one kind. These are for processes.
+
+    A start that could not be, or was killed, is tried again after a pause: the first is
+    `first_pause`, each is twice as long as the one before, and none longer than `longest_pause`.
+    """
+
+    kill_after: float = 0.5  # seconds to dump its stack, or to exit, before SIGKILL
+    abandon_after: float = 1.0  # seconds after SIGKILL when the run goes on without the worker
+    failed_starts: int = 3  # deaths before "ready", in a row, after which a seat is given up
+    tries: int = 12  # starts in a row that find no room, likewise: 31 s in all
+    first_pause: float = 0.1  # seconds
+    longest_pause: float = 5.0
+
+    def pause(self, tries: int) -> float:
+        """Seconds after so many starts in a row that came to nothing."""
+        return min(self.first_pause * (1 << min(tries - 1, 32)), self.longest_pause)
