@@ -573,7 +573,10 @@ class Crew:
         for worker in range(machine.workers):
             if not machine.busy(worker):
                 continue
-            if silence.too_long(worker, note_of, machine.patience(worker, silence.timeout), now):
+            channel = self._places[worker].channel
+            parts = 0 if channel is None else channel.parts
+            patience = machine.patience(worker, silence.timeout)
+            if silence.too_long(worker, note_of, patience, now, parts):
                 event = v.WorkerStalled(worker, machine.generation(worker), now)
                 self.carry_out(machine.handle(event))
 
