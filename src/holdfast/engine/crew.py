@@ -552,10 +552,10 @@ class Crew:
         for seat in machine.seats:
             if not seat.busy:
                 continue
-            patience = silence.timeout * (
-                1 << seat.stalls
-            )  # longer after a stall at the same batch
-            if silence.too_long(seat.id, note_of, patience, now):
+            channel = self._places[seat.id].channel
+            parts = 0 if channel is None else channel.parts
+            patience = silence.timeout * (1 << seat.stalls)  # longer after a stall at this batch
+            if silence.too_long(seat.id, note_of, patience, now, parts):
                 self.tell(v.WorkerStalled(seat.id, seat.generation, now))
 
     def _mind_the_memory(self, now: float) -> None:
