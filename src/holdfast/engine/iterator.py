@@ -513,7 +513,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 whose=self._pool.origin.prefix,
             )
         past_it = self._account is not None
-        hint = self._pool.crew.hint(task)
+        hint = self._pool.supervisor.hint(task)
         return poisoned(result, self._pool.obituaries, hint, past_it=past_it)
 
     def _shutdown_workers(self) -> None:

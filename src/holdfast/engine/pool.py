@@ -171,9 +171,10 @@ class Pool:
             said=said,
             logbook=logbook,
         )
+        self.supervisor = self.crew.supervisor
         registry.enrol(self.watch)
         try:
-            self.crew.tell(v.Began())
+            self.supervisor.tell(v.Began())
             coroner.begin()  # reads much; meanwhile the first worker is being born
             self.watch.start()
         except BaseException:
@@ -182,7 +183,7 @@ class Pool:
 
     @property
     def epoch(self) -> Epoch:
-        return self.crew.epoch
+        return self.supervisor.epoch
 
     # -- the consumer's side --------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class Pool:
         handler raises in between.
         """
         crew = self.crew
-        epoch = crew.epoch
+        epoch = self.supervisor.epoch
         try:
             self._enter()
             if self.watch.stage is not OPEN:
@@ -206,7 +207,7 @@ class Pool:
             if epoch.due:
                 self._draw(draw)
             if epoch.delivered is None:
-                crew.tell(v.ASKED)
+                self.supervisor.tell(v.ASKED)
                 if epoch.delivered is None:
                     crew.hear_awaited()
                 if epoch.delivered is None:
@@ -256,7 +257,7 @@ class Pool:
         try:
             self._enter()
             if self.watch.stage is OPEN:
-                self.crew.tell(v.UNPACKED)
+                self.supervisor.tell(v.UNPACKED)
             self._leave()
         except BaseException as error:
             self._fail(error)
@@ -268,7 +269,7 @@ class Pool:
             if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
                 self.epoch.taken = None
             if isinstance(taken, v.Delivery):
-                self.crew.drop_hint(taken.task)
+                self.supervisor.drop_hint(taken.task.epoch, taken.task.number)
 
     def _wait(self, draw: Callable[[], Any], timeout: float) -> None:
         """Wait for what the consumer is to get."""
@@ -296,8 +297,8 @@ class Pool:
         self.check_owner()
         with self._undivided():
             self._check()
-            self.crew.epoch = Epoch(shared_seed, account)
-            self.crew.tell(v.EpochBegan(shared_seed))
+            self.supervisor.epoch = Epoch(shared_seed, account)
+            self.supervisor.tell(v.EpochBegan(shared_seed))
             self._draw(draw)
 
     def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
@@ -307,7 +308,7 @@ class Pool:
             self._draw(draw)
 
     def _draw(self, draw: Callable[[], Any]) -> None:
-        crew, epoch = self.crew, self.epoch
+        supervisor, epoch = self.supervisor, self.epoch
         while epoch.due > 0:
             open_ = self._open_draws and self._shielded
             if open_:
@@ -321,7 +322,7 @@ class Pool:
                         self._shield()
             except StopIteration:
                 epoch.due -= 1
-                crew.tell(v.DRAINED)
+                supervisor.tell(v.DRAINED)
             except BaseException as error:
                 epoch.sampler_error = repr(error)
                 if not interrupts.struck(error):  # else the index may be lost
@@ -333,9 +334,9 @@ class Pool:
                 index = keep(index)
                 keys = keys_of(index, self._auto_collation)
                 if epoch.account is not None:
-                    crew.hint_at(epoch.drawn, epoch.account.brief(epoch.drawn, keys))
+                    supervisor.hint_at(epoch.drawn, epoch.account.brief(epoch.drawn, keys))
                     epoch.drawn += 1
-                crew.tell(v.Drawn(index, keys))
+                supervisor.tell(v.Drawn(index, keys))
 
     # -- the workers ----------------------------------------------------------------------
 
