@@ -62,6 +62,7 @@ from holdfast.engine.protocol import (
     SIZES,
     SURVIVED,
     TAKEN_UP,
+    Order,
     Setup,
     order,
 )
@@ -121,6 +122,8 @@ class Crew:
         self._rehearsals = Rehearsals(holdings, machine.workers, silence.timeout)
         self._reports: deque[Report] = deque()  # of the nursery, read and not taken in yet
         self._acting = False  # actions are being carried out
+        self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
+        self.gathers = False  # orders are sent by `send_orders` only
         self._caused: deque[Callable[[], None]] = deque()  # what follows when they have been
         self._hints: dict[tuple[int, int], Brief] = {}  # on bad samples, by epoch and task number
         self._told_of_renewal = False
@@ -608,6 +611,8 @@ class Crew:
         try:
             for action in actions:
                 self._carry_out(action)
+            if self._orders and not self.gathers:
+                self.send_orders()
         except BaseException:
             self._caused.clear()
             raise
@@ -693,29 +698,44 @@ class Crew:
 
     def _dispatch(self, action: v.Dispatch) -> None:
         place, item = self._places[action.worker], action.item
-        channel = place.channel
-        if channel is None:
+        if place.channel is None:
             return  # it died a moment ago; its replacement will be asked
-        released = place.window.take_released()
         place.tidied = False
         if isinstance(item, v.Task):
             hint, account = self.hint(item), self.epoch.account
             if account is not None:
                 hint = account.refreshed(item.keys, hint)
-            if hint is None:
-                message = order("task", item.number, item.index, released)
-            else:
+            one: tuple[Order, int, Any] = ("task", item.number, item.index)
+            if hint is not None:
                 self.give_hint(item, hint)
-                message = order("briefed", item.number, (item.index, hint), released)
+                one = ("briefed", item.number, (item.index, hint))
         elif isinstance(item, v.Trial):
             task = item.task
-            suspect = (task.index, self.hint(task), item.sample, item.pause)
-            message = order("trial", task.number, suspect, released)
+            one = ("trial", task.number, (task.index, self.hint(task), item.sample, item.pause))
         else:
             place.resumptions.append(item)
-            message = order("resume", 0, item.seed, released)
-        place.pulse.busy_since = time.monotonic()
-        self._holdings.post(channel, message)
+            one = ("resume", 0, item.seed)
+        orders = self._orders.get(action.worker)
+        if orders is None or orders[0] is not place.channel:  # else it is for a process before it
+            self._orders[action.worker] = place.channel, [one]
+        else:
+            orders[1].append(one)
+
+    def send_orders(self) -> None:
+        """Send each worker what it was given, in one message."""
+        now = time.monotonic()
+        for worker, (channel, orders) in self._orders.items():
+            place = self._places[worker]
+            if place.channel is not channel:
+                continue  # it died a moment ago; its replacement is asked
+            released = place.window.take_released()
+            place.pulse.busy_since = now
+            if len(orders) == 1:
+                message = order(*orders[0], released=released)
+            else:
+                message = order("several", 0, orders, released)
+            self._holdings.post(channel, message)
+        self._orders.clear()
 
     def give_back(self) -> None:
         """Tell the workers at once what the user has let go of, before they reserve more for what

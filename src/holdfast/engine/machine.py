@@ -15,8 +15,8 @@ What the machine promises (each has a property in ``tests/engine/test_machine.py
 - every task is delivered exactly once, in order (or, with ``in_order=False``, as it arrives);
 - a worker is given tasks in the order torch would give them, whatever dies in between, because the
   random state of a worker depends on which tasks it does;
-- no more tasks are out than ``prefetch * workers``, and no more bytes than the budget allows, but
-  for one batch that is larger than it, alone;
+- no more tasks are out than ``prefetch * workers`` (or `limit`, see below), and no more bytes than
+  the budget allows, but for one batch that is larger than it, alone;
 - after a death the replacement is asked for exactly the items the dead worker had not answered, in
   their order; an answer that was received is never asked for again;
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
@@ -47,6 +47,10 @@ is told to go (`Retire`). If it was not, no worker of this pool is replaced for 
 
 Tasks left over when the consumer starts a new epoch early are still executed,
 because torch's workers execute them too and their random state shows it; their results are dropped.
+
+Batches that are small and quick are made further ahead than ``prefetch`` (`Hurried`), where it
+cannot be seen: map-style data, in order, workers that are not kept for another epoch, and a sampler
+whose draws leave no trace. With large batches nothing is gained by it, and memory would be lost.
 
 What an event costs does not depend on the number of workers, but for the first of an epoch, and for
 replicas that end.
@@ -83,6 +87,7 @@ from holdfast.engine.vocabulary import (
     Exit,
     Forget,
     GaveUp,
+    Hurried,
     Item,
     Kill,
     Limits,
@@ -120,6 +125,8 @@ from holdfast.engine.vocabulary import (
 
 __all__ = ["RAISES", "BeforeSizesAreKnown", "Machine"]
 
+DEEPEST: Final = 16  # batches ahead for each worker, at most, when they are small and quick,
+AHEAD: Final = 1 << 20  # and bytes of them
 RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
 _NONE: Final[tuple[Action, ...]] = ()
@@ -145,10 +152,13 @@ class Machine:
         before_sizes_are_known: BeforeSizesAreKnown = "any",
         largest: int | None = None,
         limits: Limits = _LIMITS,
+        may_deepen: bool = False,
     ) -> None:
         """`leaves_out` if there is a policy for bad samples, so that a batch can do without one;
         `largest` the size of the largest batch, if that is known from before. Else, until the first
-        has arrived, as many are made at a time as `before_sizes_are_known` says."""
+        has arrived, as many are made at a time as `before_sizes_are_known` says. With `may_deepen`,
+        for map-style data in order, more than `prefetch` are made ahead if they are small and
+        quick."""
         self.workers = workers
         self.limit = workers * prefetch
         self.in_order = in_order
@@ -180,6 +190,10 @@ class Machine:
         self._arrived_bytes = 0  # of answers, until they are unpacked or dropped
         self._unread = 0  # of these: of the batch that the consumer was given last
         self._prefetch = prefetch
+        self._may_deepen = may_deepen and in_order and not iterable and not persistent
+        self._depth = prefetch  # tasks ahead for each worker
+        self._owed = 0  # draws that are put off, to be made together
+        self._together = 1  # so many
         self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
         self._arrived: deque[Task] = deque()  # only without order
         self._waiting: deque[Task | tuple[Seat, Resumption]] = deque()  # not handed out yet
@@ -199,6 +213,7 @@ class Machine:
             Began: self._begin,
             EpochBegan: self._begin_epoch,
             Drained: self._drain,
+            Hurried: self._hurry,
             RoomChanged: self._change_room,
             Stopped: self._stop,
             Ticked: self._tick,
@@ -246,7 +261,13 @@ class Machine:
             what = self._take()
             if what is not None:
                 self._asked = False
-                given = (Deliver(what), _DRAW_ONE) if type(what) is Delivery else (Deliver(what),)
+                given: tuple[Action, ...] = (Deliver(what),)
+                if type(what) is Delivery:
+                    self._owed += 1
+                    if self._owed >= self._together:
+                        draw = _DRAW_ONE if self._owed == 1 else Draw(self._owed)
+                        given = (given[0], draw)
+                        self._owed = 0
                 return [*actions, *given] if actions else given
         return actions
 
@@ -358,6 +379,26 @@ class Machine:
             return _NONE
         return self._hand(self.seats[worker], task)
 
+    def _hurry(self, event: Hurried) -> Sequence[Action]:
+        """Make more ahead, if batches are small: then neither side has to wake the other for each.
+
+        Draws are put off until a quarter of what is ahead is owed, so that a worker gets several
+        tasks at once. What is ahead never falls below three quarters, so nothing waits for them.
+        """
+        if not self._may_deepen or self.largest is None:
+            return _NONE
+        more = self._deepen(self.largest)
+        return (Draw(more),) if more > 0 else _NONE
+
+    def _deepen(self, largest: int) -> int:
+        """Go as deep as batches of this size allow; how many more, or fewer, tasks that is."""
+        depth = max(self._prefetch, min(DEEPEST, AHEAD // largest))
+        more = (depth - self._depth) * self.workers
+        self._depth = depth
+        self.limit += more
+        self._together = self.limit // 4 if depth > self._prefetch else 1
+        return more
+
     def _drain(self, event: Drained) -> Sequence[Action]:
         self._drained = True
         return _NONE
@@ -462,6 +503,8 @@ class Machine:
             nbytes = max(1, nbytes)
             if self.largest is None or nbytes > self.largest:
                 self.largest = nbytes
+                if self._depth > self._prefetch:
+                    self._owed += self._deepen(nbytes)  # what is too much is not drawn again
         self._finish(task, event.result, nbytes)
         self._note_peak()
 
