@@ -33,7 +33,7 @@ class History(RuleBasedStateMachine):
         prefetch=st.integers(1, 3),
         in_order=st.booleans(),
         persistent=st.booleans(),
-        length=st.integers(0, 30),
+        length=st.integers(0, 60),
         budget=st.none() | st.integers(1, 60),
         auto=st.booleans(),
         sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5),
@@ -68,6 +68,7 @@ class History(RuleBasedStateMachine):
             restarts=UNLIMITED,
             before_sizes_are_known="one-each" if auto else limited,
             largest=self.largest,
+            may_deepen=True,
         )
         self.inboxes: dict[int, deque[v.Item]] = {}  # what the living worker has been given
         self.outboxes: dict[int, deque[v.Event]] = {}  # answered, not yet heard
@@ -171,6 +172,11 @@ class History(RuleBasedStateMachine):
         return sum(isinstance(item, v.Task) and item.epoch == self.machine.epoch for item in items)
 
     # -- what can happen ------------------------------------------------------------------
+
+    @rule()
+    def batches_come_quickly(self) -> None:
+        self.tell(v.HURRIED)
+        self.draw()
 
     @rule(worker=st.integers(0, 3), items=st.integers(1, 4))
     def a_worker_answers(self, worker: int, items: int) -> None:
@@ -825,3 +831,74 @@ def lines_for_a_batch(workers: int, in_order: bool) -> float:
     finally:
         sys.settrace(before)
     return lines / 1000
+
+
+def hurried(sizes: list[int], workers: int = 2, length: int = 200) -> tuple[list[int], list[int]]:
+    """Play a loader whose batches come quickly and have these sizes; what is ahead before each
+    batch, and how many are drawn after it."""
+    machine = m.Machine(workers=workers, prefetch=2, restarts=UNLIMITED, may_deepen=True)
+    waiting: deque[v.Dispatch] = deque()
+    sampler = deque(range(length))
+    ahead, drawn, due = [], [], 0
+
+    def tell(event: v.Event) -> list[v.Delivery]:
+        nonlocal due
+        found = []
+        for action in machine.handle(event):
+            if isinstance(action, v.Dispatch):
+                waiting.append(action)
+            elif isinstance(action, v.Draw):
+                due += action.count
+            elif isinstance(action, v.Deliver):
+                found.append(action.what)
+        return [one for one in found if isinstance(one, v.Delivery)]
+
+    def draw() -> int:
+        nonlocal due
+        count = 0
+        while due > 0:
+            due -= 1
+            count += 1
+            tell(v.Drawn(sampler.popleft(), ()) if sampler else v.DRAINED)
+        return count
+
+    tell(v.Began())
+    for worker in range(workers):
+        tell(v.WorkerReady(worker, 0))
+    draw()
+    for number in range(length):
+        ahead.append(len(waiting))
+        one = waiting.popleft()
+        assert isinstance(one.item, v.Task)
+        nbytes = sizes[min(number, len(sizes) - 1)]
+        tell(v.BatchReady(one.worker, 0, one.item.number, None, nbytes))
+        (delivery,) = tell(v.ASKED)
+        assert delivery.task.number == number
+        if number == 2:
+            tell(v.HURRIED)
+        drawn.append(draw())
+    (last,) = machine.handle(v.ASKED)
+    assert isinstance(last, v.Deliver)
+    assert last.what is v.END
+    return ahead, drawn
+
+
+def test_small_batches_that_come_quickly_are_drawn_several_at_a_time_and_further_ahead() -> None:
+    ahead, drawn = hurried([100])
+    assert ahead[:3] == [4, 4, 4]
+    assert ahead[3] == 32
+    assert min(ahead[3:160]) == 25  # never less than three quarters, until the sampler is empty
+    assert set(drawn[3:160]) == {0, 8}
+
+
+def test_large_batches_are_not_made_further_ahead_however_quickly_they_come() -> None:
+    ahead, drawn = hurried([1 << 20])
+    assert max(ahead) == 4
+    assert set(drawn) == {1}
+
+
+def test_what_is_ahead_falls_when_batches_turn_out_to_be_larger() -> None:
+    ahead, _ = hurried([100] * 50 + [1 << 18] * 150)
+    assert ahead[49] > 20
+    assert max(ahead[90:]) == 8
+    assert min(ahead[90:180]) > 4

@@ -71,6 +71,9 @@ class FakeDriver:
         if worker in self.living:  # else its start has just failed
             self.living[worker].inbox.append(item)
 
+    def flush(self) -> None:
+        pass
+
     def urge(self, worker: int, kind: Urgent, content: object = None) -> None:
         self._note(kind, worker)
 

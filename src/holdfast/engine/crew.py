@@ -57,6 +57,7 @@ from holdfast.engine.protocol import (
     SIZES,
     SURVIVED,
     TAKEN_UP,
+    Order,
     Setup,
     order,
 )
@@ -115,6 +116,7 @@ class Crew:
             place.course.seed = epoch.shared_seed
         self._rehearsals = Rehearsals(holdings, machine.workers, silence.timeout)
         self._reports: deque[Report] = deque()  # of the nursery, read and not taken in yet
+        self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
         self._told_of_renewal = False
 
     # -- what the watch has to know -------------------------------------------------------
@@ -582,25 +584,41 @@ class Crew:
     def send(self, worker: int, item: v.Item, hint: Brief | None) -> None:
         """See `Driver`."""
         place = self._places[worker]
-        channel = place.channel
-        if channel is None:
+        if place.channel is None:
             return  # it died a moment ago; its replacement will be asked
-        released = place.window.take_released()
         place.tidied = False
+        one: tuple[Order, int, Any]
         if isinstance(item, v.Task):
-            if hint is None:
-                message = order("task", item.number, item.index, released)
-            else:
-                message = order("briefed", item.number, (item.index, hint), released)
+            one = ("task", item.number, item.index)
+            if hint is not None:
+                one = ("briefed", item.number, (item.index, hint))
         elif isinstance(item, v.Trial):
             task = item.task
-            suspect = (task.index, hint, item.sample, item.pause)
-            message = order("trial", task.number, suspect, released)
+            one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
         else:
             place.resumptions.append(item)
-            message = order("resume", 0, item.seed, released)
-        place.pulse.busy_since = time.monotonic()
-        self._holdings.post(channel, message)
+            one = ("resume", 0, item.seed)
+        orders = self._orders.get(worker)
+        if orders is None or orders[0] is not place.channel:  # else it is for a process before it
+            self._orders[worker] = place.channel, [one]
+        else:
+            orders[1].append(one)
+
+    def flush(self) -> None:
+        """See `Driver`. Each worker gets what it was given in one message."""
+        now = time.monotonic()
+        for worker, (channel, orders) in self._orders.items():
+            place = self._places[worker]
+            if place.channel is not channel:
+                continue  # it died a moment ago; its replacement is asked
+            released = place.window.take_released()
+            place.pulse.busy_since = now
+            if len(orders) == 1:
+                message = order(*orders[0], released=released)
+            else:
+                message = order("several", 0, orders, released)
+            self._holdings.post(channel, message)
+        self._orders.clear()
 
     def give_back(self) -> None:
         """Tell the workers at once what the user has let go of, before they reserve more for what

@@ -29,7 +29,11 @@ class Driver(Protocol):
 
     def send(self, worker: int, item: v.Item, hint: Any) -> None:
         """Have the worker answer this, after all that it was sent before. `hint` is what it is told
-        about the samples of a batch besides their indices, None for nothing."""
+        about the samples of a batch besides their indices, None for nothing. It may wait for
+        `flush`, so that a worker gets several in one message."""
+
+    def flush(self) -> None:
+        """All that is to be sent now is known."""
 
     def urge(self, worker: int, kind: Urgent, content: object = None) -> None:
         """An order that does not wait behind what was sent before: say anew that you are too large;

@@ -9,6 +9,10 @@ batch so far, and what has arrived and is not unpacked.
 A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
 persistent workers); trials stand between them and leave no trace in what a worker does later.
 
+Batches that are small and quick are made further ahead than ``prefetch`` (`Hurried`), where it
+cannot be seen: map-style data, in order, workers that are not kept for another epoch, and a sampler
+whose draws leave no trace. With large batches nothing is gained by it, and memory would be lost.
+
 Tasks left over when the consumer starts a new epoch early are still executed, because torch's
 workers execute them too and their random state shows it; their results are dropped.
 """
@@ -34,6 +38,7 @@ from holdfast.engine.vocabulary import (
     End,
     EpochBegan,
     GaveUp,
+    Hurried,
     Item,
     Position,
     ReplicaEnded,
@@ -46,6 +51,8 @@ from holdfast.engine.vocabulary import (
 
 __all__ = ["NONE", "BeforeSizesAreKnown", "Flow"]
 
+DEEPEST: Final = 16  # batches ahead for each worker, at most, when they are small and quick,
+AHEAD: Final = 1 << 20  # and bytes of them
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
 NONE: Final[tuple[Action, ...]] = ()
 _DRAW_ONE: Final = Draw(1)
@@ -62,6 +69,7 @@ class Flow(abc.ABC):
         in_order: bool,
         before_sizes_are_known: BeforeSizesAreKnown,
         largest: int | None,
+        may_deepen: bool,
     ) -> None:
         workers = len(seats)
         self.seats = seats
@@ -83,6 +91,10 @@ class Flow(abc.ABC):
         self._arrived_bytes = 0  # of answers, until they are unpacked or dropped
         self._unread = 0  # of these: of the batch that the consumer was given last
         self._prefetch = prefetch
+        self._may_deepen = may_deepen
+        self._depth = prefetch  # tasks ahead for each worker
+        self._owed = 0  # draws that are put off, to be made together
+        self._together = 1  # so many
         self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
         self._arrived: deque[Task] = deque()  # only without order
         self._waiting: deque[Task | tuple[Seat, Resumption]] = deque()  # not handed out yet
@@ -171,6 +183,26 @@ class Flow(abc.ABC):
             self._waiting.append(task)
             return NONE
         return self._hand(self.seats[worker], task)
+
+    def _hurry(self, event: Hurried) -> Sequence[Action]:
+        """Make more ahead, if batches are small: then neither side has to wake the other for each.
+
+        Draws are put off until a quarter of what is ahead is owed, so that a worker gets several
+        tasks at once. What is ahead never falls below three quarters, so nothing waits for them.
+        """
+        if not self._may_deepen or self.largest is None:
+            return NONE
+        more = self._deepen(self.largest)
+        return (Draw(more),) if more > 0 else NONE
+
+    def _deepen(self, largest: int) -> int:
+        """Go as deep as batches of this size allow; how many more, or fewer, tasks that is."""
+        depth = max(self._prefetch, min(DEEPEST, AHEAD // largest))
+        more = (depth - self._depth) * self.workers
+        self._depth = depth
+        self.limit += more
+        self._together = self.limit // 4 if depth > self._prefetch else 1
+        return more
 
     def _drain(self, event: Drained) -> Sequence[Action]:
         self._drained = True
@@ -276,6 +308,8 @@ class Flow(abc.ABC):
             nbytes = max(1, nbytes)
             if self.largest is None or nbytes > self.largest:
                 self.largest = nbytes
+                if self._depth > self._prefetch:
+                    self._owed += self._deepen(nbytes)  # what is too much is not drawn again
         self._finish(task, event.result, nbytes)
         self._note_peak()
 
@@ -335,7 +369,13 @@ class Flow(abc.ABC):
         if what is None:
             return actions
         self._asked = False
-        given = (Deliver(what), _DRAW_ONE) if type(what) is Delivery else (Deliver(what),)
+        given: tuple[Action, ...] = (Deliver(what),)
+        if type(what) is Delivery:
+            self._owed += 1
+            if self._owed >= self._together:
+                draw = _DRAW_ONE if self._owed == 1 else Draw(self._owed)
+                given = (given[0], draw)
+                self._owed = 0
         return [*actions, *given] if actions else given
 
     def _take(self) -> Delivery | End | GaveUp | None:

@@ -19,7 +19,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -241,6 +249,13 @@ class ProcessIterator(_BaseDataLoaderIter):
         payload = _payload(blueprint, loader.multiprocessing_context)
         share = Share(budget)
         at_first: BeforeSizesAreKnown = "any" if budget.total is None else "one"
+        # Only where nothing shows how much is made ahead.
+        deep = (
+            not (loader.prefetch_given or iterable or self._persistent_workers)
+            and loader.in_order
+            and options.policy is None
+            and _leaves_no_trace(self._index_sampler)
+        )
         machine = Machine(
             workers=self._num_workers,
             prefetch=loader.prefetch_factor,
@@ -250,6 +265,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             restarts=options.restarts,
             leaves_out=options.policy is not None,
             recovery=options.iterable_recovery,
+            may_deepen=deep,
             before_sizes_are_known="one-each" if budget.auto else at_first,
             largest=stats.largest_batch_bytes or None,
             limits=LIMITS,
@@ -272,6 +288,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     origin=origin,
                     explained=explained,
                     open_draws=not _runs_nothing_of_the_users(self._index_sampler),
+                    may_hurry=deep,
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)
@@ -537,6 +554,16 @@ def _runs_nothing_of_the_users(sampler: Any) -> bool:
         return False
     inner = (getattr(sampler, name) for name in ("sampler", "indices") if hasattr(sampler, name))
     return all(map(_runs_nothing_of_the_users, inner))
+
+
+_TRACELESS = (RandomSampler, SequentialSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def _leaves_no_trace(sampler: Any) -> bool:
+    """Whether it cannot be seen how much of a sampler was drawn when an epoch is broken off."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return type(sampler) in _TRACELESS and getattr(sampler, "generator", None) is None
 
 
 def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:

@@ -15,8 +15,8 @@ What the machine promises (each has a property in ``tests/engine/test_machine.py
 - every task is delivered exactly once, in order (or, with ``in_order=False``, as it arrives);
 - a worker is given tasks in the order torch would give them, whatever dies in between, because the
   random state of a worker depends on which tasks it does;
-- no more tasks are out than ``prefetch * workers``, and no more bytes than the budget allows, but
-  for one batch that is larger than it, alone;
+- no more tasks are out than ``prefetch * workers`` (or `limit`, see `flow`), and no more bytes than
+  the budget allows, but for one batch that is larger than it, alone;
 - after a death the replacement is asked for exactly the items the dead worker had not answered, in
   their order; an answer that was received is never asked for again;
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
@@ -69,6 +69,7 @@ from holdfast.engine.vocabulary import (
     Exit,
     Forget,
     GaveUp,
+    Hurried,
     Kill,
     Limits,
     Outcome,
@@ -122,12 +123,16 @@ class Machine(Flow):
         before_sizes_are_known: BeforeSizesAreKnown = "any",
         largest: int | None = None,
         limits: Limits = _LIMITS,
+        may_deepen: bool = False,
     ) -> None:
         """`leaves_out` if there is a policy for bad samples, so that a batch can do without one;
         `largest` the size of the largest batch, if that is known from before. Else, until the first
-        has arrived, as many are made at a time as `before_sizes_are_known` says."""
+        has arrived, as many are made at a time as `before_sizes_are_known` says. With `may_deepen`,
+        for map-style data in order, more than `prefetch` are made ahead if they are small and
+        quick."""
         seats = tuple(Seat(worker) for worker in range(workers))
-        super().__init__(seats, prefetch, in_order, before_sizes_are_known, largest)
+        may_deepen = may_deepen and in_order and not iterable and not persistent
+        super().__init__(seats, prefetch, in_order, before_sizes_are_known, largest, may_deepen)
         self.iterable = iterable
         self.persistent = persistent
         self.recovery = recovery  # of streams
@@ -148,6 +153,7 @@ class Machine(Flow):
             Began: self._begin,
             EpochBegan: self._begin_epoch,
             Drained: self._drain,
+            Hurried: self._hurry,
             RoomChanged: self._change_room,
             Stopped: self._stop,
             Ticked: self._tick,

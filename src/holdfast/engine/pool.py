@@ -76,6 +76,8 @@ __all__ = ["Pool", "TimedOut"]
 TURN = 0.02  # seconds that a question about a worker waits for the lock, or keeps it
 BRISK = 0.0005  # seconds: who had to wait no longer for a batch looks for the next one itself
 LOOKS = 100  # for so many times, which takes about 150 microseconds
+PACED = 32  # batches after which it is looked at how quickly they come,
+QUICK = 0.005  # which is quicker than so many seconds for each
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
 _NOBODYS = Origin()
 
@@ -105,10 +107,11 @@ class Pool:
         origin: Origin = _NOBODYS,
         explained: set[Hashable] | None = None,
         open_draws: bool = True,
+        may_hurry: bool = False,
     ) -> None:
         """`origin` says whose pool it is, `explained` which kinds of death its loader has explained
         so far; `open_draws` if the sampler is the user's own: it may take any time, or wait, and
-        signal handlers run in it."""
+        signal handlers run in it; `may_hurry` if the machine may deepen."""
         self.owner = os.getpid()
         self.origin = origin
         self.machine = machine
@@ -119,6 +122,9 @@ class Pool:
         self._midway = False  # in the middle of something that nobody can go on from
         self._shielded = False  # the user's signal handlers are put aside meanwhile
         self._open_draws = open_draws
+        self._may_hurry = may_hurry
+        self._paced = 0  # batches, as long as it may hurry,
+        self._pace_began = 0.0  # and when the last few of them began
         self._brisk = False  # the last batch came soon
         self._let_run = kernel.yield_processor()
         self._auto_collation = blueprint.auto_collation
@@ -218,7 +224,10 @@ class Pool:
             epoch.taken, epoch.delivered = taken, None
             if isinstance(taken, v.Delivery):
                 self._count(taken.result)
-                self._draw(draw)
+                if self._may_hurry:
+                    self._look_at_the_pace()
+                if epoch.due > 0:
+                    self._draw(draw)
             else:
                 epoch.ended = taken is v.END
                 if epoch.ended and epoch.sampler_error is not None:
@@ -228,6 +237,17 @@ class Pool:
             self._fail(error)
             raise
         return taken  # type: ignore[no-any-return]
+
+    def _look_at_the_pace(self) -> None:
+        """Tell the machine, once, if batches follow each other quickly."""
+        self._paced += 1
+        if self._paced % PACED:
+            return
+        now = time.monotonic()
+        if now - self._pace_began < PACED * QUICK:
+            self._may_hurry = False
+            self.supervisor.tell(v.HURRIED)
+        self._pace_began = now
 
     def _count(self, result: Any) -> None:
         stats, machine = self.stats, self.machine
@@ -308,6 +328,15 @@ class Pool:
             self._draw(draw)
 
     def _draw(self, draw: Callable[[], Any]) -> None:
+        """Draw what is due. A worker gets all that is drawn now in one message, unless to draw may
+        take long."""
+        if self.epoch.due > 1 and not self._open_draws:
+            with self.supervisor.gathering():
+                self._draw_each(draw)
+        else:
+            self._draw_each(draw)
+
+    def _draw_each(self, draw: Callable[[], Any]) -> None:
         supervisor, epoch = self.supervisor, self.epoch
         while epoch.due > 0:
             open_ = self._open_draws and self._shielded

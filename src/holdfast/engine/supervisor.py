@@ -42,6 +42,8 @@ class Supervisor:
         self._share = share
         self._driver = driver
         self._acting = False  # actions are being carried out
+        self._gathering = False  # items are sent when all are known
+        self._unsent = False  # there are such
         self._caused: deque[Callable[[], None]] = deque()  # what follows when they have been
         self._hints: dict[tuple[int, int], Brief] = {}  # by epoch and number of the task
         self._doing: dict[type, Callable[[Any], None]] = {
@@ -119,6 +121,8 @@ class Supervisor:
         try:
             for action in actions:
                 doing[type(action)](action)
+            if self._unsent and not self._gathering:
+                self._flush()
         except BaseException:
             self._caused.clear()
             raise
@@ -148,6 +152,21 @@ class Supervisor:
         if not acting:
             self.carry_out(())
 
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What workers are sent inside is sent at its end, to each worker in one message."""
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            if self._unsent:
+                self._flush()
+
+    def _flush(self) -> None:
+        self._unsent = False
+        self._driver.flush()
+
     def _deliver(self, action: v.Deliver) -> None:
         self.epoch.delivered = action.what
 
@@ -165,6 +184,7 @@ class Supervisor:
         else:
             hint = self.hint(item.task) if isinstance(item, v.Trial) else None
         self._driver.send(action.worker, item, hint)
+        self._unsent = True
 
     def _report(self, report: v.Report) -> None:
         sample, task = None, report.task

@@ -19,6 +19,7 @@ __all__ = [
     "ASKED",
     "DRAINED",
     "END",
+    "HURRIED",
     "SHORTAGES",
     "STOPPED",
     "UNPACKED",
@@ -42,6 +43,7 @@ __all__ = [
     "Exit",
     "Forget",
     "GaveUp",
+    "Hurried",
     "Item",
     "Kill",
     "Limits",
@@ -302,6 +304,12 @@ class Unpacked:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurried:
+    """Batches have followed each other so quickly that the consumer and the workers spend more time
+    on waking each other than on a batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoomChanged:
     """So many bytes may be in flight now; None: no limit."""
 
@@ -316,6 +324,7 @@ class Stopped:
 DRAINED: Final = Drained()
 ASKED: Final = Asked()
 UNPACKED: Final = Unpacked()
+HURRIED: Final = Hurried()
 STOPPED: Final = Stopped()
 
 
@@ -450,6 +459,7 @@ Event = (
     | Drained
     | Asked
     | Unpacked
+    | Hurried
     | RoomChanged
     | Stopped
     | WorkerReady
