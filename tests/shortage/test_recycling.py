@@ -522,7 +522,7 @@ def test_small_batches_are_prefetched_as_ever() -> None:
     iterator = iter(loader)
     next(iterator)
     machine = iterator._pool.machine
-    assert machine.held_back == 0
+    assert not machine.held_back
     assert len(machine._tasks) == 8
     loader.close()
 

@@ -101,6 +101,7 @@ class Crew:
         self.machine = machine
         self.supervisor = Supervisor(machine, share, epoch, self)
         self._tell = self.supervisor.tell
+        self._hints = self.supervisor.hints
         self.refused: Refused | None = None
         self._coroner = coroner
         self._holdings = holdings
@@ -191,7 +192,7 @@ class Crew:
 
     def _message(self, worker: int, message: bytes) -> None:
         place = self._places[worker]
-        generation = self.machine.generation(worker)
+        generation = self.machine.seats[worker].generation
         place.pulse.busy_since = time.monotonic()
         place.pulse.spoke = True
         kind = message[:1]
@@ -202,7 +203,8 @@ class Crew:
             told = place.reports or place.samples is not None
             answer = self._with_reports(place, parcel) if told else parcel
             event = v.BatchReady(worker, generation, number, answer, parcel.nbytes)
-            self.supervisor.drop_hint(place.epoch, number)
+            if self._hints:
+                self.supervisor.drop_hint(place.epoch, number)
         elif kind == READY:
             event = v.WorkerReady(worker, generation)
             self._note_late_start(worker)

@@ -84,8 +84,12 @@ class Flow(abc.ABC):
         self.room: int | None = None
         """Bytes that may be in flight; None: no limit."""
         self.largest = largest
+        self.in_flight = 0
+        """Bytes: what is being made, and what has arrived and is not unpacked."""
         self.peak = 0
         """Bytes that were in flight at the most."""
+        self.held_back: deque[Task | tuple[Seat, Resumption]] = deque()
+        """What waits for memory, or behind that."""
         self._at_first = before_sizes_are_known
         self._making = 0  # tasks handed out and not answered
         self._arrived_bytes = 0  # of answers, until they are unpacked or dropped
@@ -97,7 +101,6 @@ class Flow(abc.ABC):
         self._together = 1  # so many
         self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
         self._arrived: deque[Task] = deque()  # only without order
-        self._waiting: deque[Task | tuple[Seat, Resumption]] = deque()  # not handed out yet
         self._asked = False  # the consumer waits
         self._next_number = 0
         self._next_out = 0
@@ -113,16 +116,6 @@ class Flow(abc.ABC):
         """Start a process in a seat that has none, and ask it for what is to be answered there."""
 
     # -- what may be asked ----------------------------------------------------------------
-
-    @property
-    def in_flight(self) -> int:
-        """Bytes: what is being made, and what has arrived and is not unpacked."""
-        return self._making * (self.largest or 1) + self._arrived_bytes
-
-    @property
-    def held_back(self) -> int:
-        """Tasks that wait for memory."""
-        return len(self._waiting)
 
     def awaited(self) -> int | None:
         """The worker that makes the batch the consumer waits for, if it can be told."""
@@ -149,10 +142,10 @@ class Flow(abc.ABC):
         self.epoch += 1
         self.continued = None
         self._asked = False
-        self._unpack()
         for task in self._tasks.values():
             if task.state is _DONE:
                 self._arrived_bytes -= task.nbytes
+        self._unpack()
         self._tasks.clear()
         self._arrived.clear()
         self._next_number = self._next_out = self._turn = 0
@@ -162,7 +155,7 @@ class Flow(abc.ABC):
         self._drained = False
         for seat in self.seats:
             seat.ended = False
-            self._waiting.append((seat, Resumption(self.epoch, event.seed)))
+            self.held_back.append((seat, Resumption(self.epoch, event.seed)))
         return [Draw(self.limit)]
 
     # -- from the sampler to a worker -----------------------------------------------------
@@ -179,8 +172,8 @@ class Flow(abc.ABC):
         self._load[worker] = load
         if not self.in_order and load >= self._room_each:
             self._open &= ~(1 << worker)
-        if self._waiting or not self._fits(task):
-            self._waiting.append(task)
+        if self.held_back or not self._fits(task):
+            self.held_back.append(task)
             return NONE
         return self._hand(self.seats[worker], task)
 
@@ -253,15 +246,14 @@ class Flow(abc.ABC):
         room = self.room
         if room is None:
             return True
-        in_flight = self._making * largest + self._arrived_bytes
-        return not in_flight or in_flight + largest <= room
+        return not self.in_flight or self.in_flight + largest <= room
 
     def _hand(self, seat: Seat, item: Task | Resumption) -> Sequence[Action]:
         seat.items.append(item)
         if isinstance(item, Task):
             item.state = _SENT
             self._making += 1
-            self._note_peak()
+            self._recount()
         if seat.state is _RUNNING or seat.alive:
             return (Dispatch(seat.id, item),)
         if isinstance(item, Resumption) or seat.state is SeatState.PAUSED:
@@ -270,7 +262,7 @@ class Flow(abc.ABC):
 
     def _hand_out(self) -> list[Action]:
         actions: list[Action] = []
-        waiting = self._waiting
+        waiting = self.held_back
         while waiting:
             first = waiting[0]
             if isinstance(first, Task):
@@ -286,8 +278,9 @@ class Flow(abc.ABC):
         self.room = event.room
         return NONE
 
-    def _note_peak(self) -> None:
-        in_flight = self._making * (self.largest or 1) + self._arrived_bytes
+    def _recount(self) -> None:
+        """After each change of what it is counted from."""
+        self.in_flight = in_flight = self._making * (self.largest or 1) + self._arrived_bytes
         if in_flight > self.peak:
             self.peak = in_flight
 
@@ -298,8 +291,8 @@ class Flow(abc.ABC):
         if event.generation != seat.generation:
             return  # from a worker we have gone on without
         task = self._answered(seat)
-        _agree(task, event.task)
-        assert isinstance(task, Task)
+        if not isinstance(task, Task) or task.number != event.task:
+            raise _mixed_up(task, event.task)
         self._making -= 1
         nbytes = event.nbytes
         if nbytes is None:
@@ -311,7 +304,7 @@ class Flow(abc.ABC):
                 if self._depth > self._prefetch:
                     self._owed += self._deepen(nbytes)  # what is too much is not drawn again
         self._finish(task, event.result, nbytes)
-        self._note_peak()
+        self._recount()
 
     def _finish(self, task: Task, result: Any, nbytes: int) -> None:
         task.state = _DONE
@@ -346,7 +339,8 @@ class Flow(abc.ABC):
     def _replica_ended(self, event: ReplicaEnded) -> Sequence[Action]:
         seat = self.seats[event.worker]
         task = self._answered(seat)
-        _agree(task, event.task)
+        if not isinstance(task, Task) or task.number != event.task:
+            raise _mixed_up(task, event.task)
         self._making -= 1
         return self._close_replica(seat)
 
@@ -356,8 +350,9 @@ class Flow(abc.ABC):
         while seat.items and isinstance(seat.items[0], Task):
             seat.items.popleft()
             self._making -= 1
-        if self._waiting:
-            self._waiting = deque(one for one in self._waiting if not _is_of(one, seat))
+        self._recount()
+        if self.held_back:
+            self.held_back = deque(one for one in self.held_back if not _is_of(one, seat))
         if seat.epoch != self.epoch:
             return NONE
         self._end_seat(seat)
@@ -408,12 +403,12 @@ class Flow(abc.ABC):
     def _unpack(self) -> None:
         self._arrived_bytes -= self._unread
         self._unread = 0
+        self._recount()
 
 
-def _agree(item: Item, number: int) -> None:
-    """Also without assertions: batches that are mixed up must never be delivered."""
-    if not isinstance(item, Task) or item.number != number:
-        raise RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")
+def _mixed_up(item: Item, number: int) -> RuntimeError:
+    """No assertion: batches that are mixed up must never be delivered."""
+    return RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")
 
 
 def _is_of(item: Task | tuple[Seat, Resumption], seat: Seat) -> bool:

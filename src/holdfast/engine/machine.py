@@ -195,7 +195,7 @@ class Machine(Flow):
             if worker is not None and event.generation != self.seats[worker].generation:  # type: ignore[union-attr]
                 return NONE  # from a worker we have gone on without
             actions = self._handlers[kind](event)
-        if self._waiting:
+        if self.held_back:
             actions = [*actions, *self._hand_out()]
         if self._asked:
             actions = self._give(actions)
@@ -237,7 +237,8 @@ class Machine(Flow):
     def _stop(self, event: Stopped) -> Sequence[Action]:
         self._stopped = True
         self._making = self._arrived_bytes = self._unread = 0
-        self._waiting.clear()
+        self._recount()
+        self.held_back.clear()
         self._asked = False
         return NONE
 
@@ -454,6 +455,7 @@ class Machine(Flow):
         self._answered(seat)
         self._making -= 1
         self._finish(poisoned.task, poisoned, 0)
+        self._recount()
         if not self.iterable:
             return NONE
         seat.replica -= 1  # it was answered, and not made

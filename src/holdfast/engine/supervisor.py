@@ -45,7 +45,8 @@ class Supervisor:
         self._gathering = False  # items are sent when all are known
         self._unsent = False  # there are such
         self._caused: deque[Callable[[], None]] = deque()  # what follows when they have been
-        self._hints: dict[tuple[int, int], Brief] = {}  # by epoch and number of the task
+        self.hints: dict[tuple[int, int], Brief] = {}
+        """On bad samples, by epoch and number of the task; see `hint`."""
         self._doing: dict[type, Callable[[Any], None]] = {
             v.Dispatch: self._dispatch,
             v.Deliver: self._deliver,
@@ -196,20 +197,20 @@ class Supervisor:
 
     def hint(self, task: v.Task) -> Brief | None:
         """What the worker is told about a batch besides its indices."""
-        return self._hints.get((task.epoch, task.number)) if self._hints else None
+        return self.hints.get((task.epoch, task.number)) if self.hints else None
 
     def hint_at(self, number: int, hint: Brief | None) -> None:
         """For the batch of this number, which is about to be drawn."""
         if hint is not None:
-            self._hints[self.machine.epoch, number] = hint
+            self.hints[self.machine.epoch, number] = hint
 
     def drop_hint(self, epoch: int, number: int) -> None:
         """The task was answered, or given up."""
-        if self._hints:
-            self._hints.pop((epoch, number), None)
+        if self.hints:
+            self.hints.pop((epoch, number), None)
 
     def _give_hint(self, task: v.Task, hint: Brief) -> None:
-        self._hints[task.epoch, task.number] = hint
+        self.hints[task.epoch, task.number] = hint
 
     def _separate(self, action: v.Separate) -> None:
         task = action.task

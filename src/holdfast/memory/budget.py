@@ -47,6 +47,7 @@ class Budget:
         self.total = total
         self.auto = auto
         self.shrunk = 0  # how often it was halved because a worker ran out of memory
+        self.is_shared = False  # by several pools
         self._shares: tuple[Share, ...] = ()
         self._joining = threading.Lock()
         self.taking = threading.RLock()  # taken again if garbage collection uses another pool
@@ -61,10 +62,6 @@ class Budget:
     @property
     def in_flight(self) -> int:
         return sum([share.in_flight for share in self._shares])
-
-    def used_by_others(self, share: Share) -> int:
-        """Bytes that all but this pool have in flight."""
-        return self.in_flight - share.in_flight if len(self._shares) > 1 else 0
 
     def adapt(self, free: int | None, ranks: int, unborn: int = 0) -> None:
         """Follow the free memory of the machine, unless the user has given a number. `unborn`
@@ -84,10 +81,12 @@ class Budget:
     def join(self, share: Share) -> None:
         with self._joining:
             self._shares = (*self._shares, share)
+            self.is_shared = len(self._shares) > 1
 
     def leave(self, share: Share) -> None:
         with self._joining:
             self._shares = tuple(one for one in self._shares if one is not share)
+            self.is_shared = len(self._shares) > 1
 
 
 class Share:
@@ -103,14 +102,17 @@ class Share:
     def room(self) -> int | None:
         """Bytes this pool may have in flight in all; None without a limit. One batch alone always
         passes."""
-        limit = self.budget.limit
+        budget = self.budget
+        limit = budget.limit
         if limit is None:
             return None
         if self.alone:
             return 0
         if self.cap is not None:
             limit = min(limit, self.cap)
-        return limit - self.budget.used_by_others(self)
+        if budget.is_shared:
+            limit -= budget.in_flight - self.in_flight
+        return limit
 
     def close(self) -> None:
         self.in_flight = 0
