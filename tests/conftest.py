@@ -140,10 +140,10 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _wait_until_gone(look: Callable[[], list[T]]) -> list[T]:
     """What `look` still finds after the grace period; empty as soon as it finds nothing."""
-    deadline = time.monotonic() + GRACE
     left = look()
     if left:
         gc.collect()  # an iterator may hang in a reference cycle
+    deadline = time.monotonic() + GRACE  # from when it can be gone: a collection takes its time
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
         left = look()
