@@ -1,0 +1,90 @@
+"""Which lines leak: a process beside the workers loads samples and traces what they leave behind.
+
+A worker that was replaced because it leaks cannot be traced afterwards. Its successor will leak as
+well, but must not be traced either: allocations take several times as long then, and to look at all
+that was allocated takes seconds, in which the trainer would wait for its batch. So the nursery
+forks one process more. It becomes the same worker as far as the dataset can tell (id, seeds,
+``worker_init_fn``), makes batches that are thrown away, and looks after equal numbers of them
+(`memory.leaks`). It makes those that workers were asked for last, or begins the stream anew.
+
+It runs when no other process needs the processor. So on a machine that is busy all the time it may
+not get far, which is why it has much time; of the processor's time it takes little. It also gives
+up when it has grown by more than its share of the free memory, and says what it has seen by then.
+A sample that it waits for is ended by the parent (`beside`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from typing import Any, Final, Protocol
+
+from holdfast.engine.protocol import Blueprint, Probe
+from holdfast.memory.housekeeping import Housekeeper
+from holdfast.memory.leaks import Failed, Findings, Tracer
+
+__all__ = ["LONGEST", "ROUNDS", "find"]
+
+LONGEST: Final = 600.0  # seconds in all
+PROCESSOR: Final = 60.0  # seconds of the processor
+COMPARED: Final = 3
+ROUNDS: Final = COMPARED + 2  # one to warm up, and one to compare the others with
+
+
+class Prober(Protocol):
+    """The process, as far as this needs it."""
+
+    blueprint: Blueprint
+    dataset: Any
+    fetcher: Any
+    keeper: Housekeeper
+
+    def make_fetcher(self) -> None: ...
+
+
+def find(prober: Prober, probe: Probe) -> Findings | Failed | None:
+    """What piles up; None if that cannot be said."""
+    tracer = Tracer(probe.batches, COMPARED, prober.dataset)
+    number, fresh, began = 0, True, time.monotonic()
+    while True:
+        if not _make(prober, probe, number):
+            if fresh:
+                return None  # there is nothing in it
+            try:
+                prober.make_fetcher()
+            except BaseException:
+                return None
+            fresh = True
+            continue
+        number, fresh = number + 1, False
+        try:
+            found = tracer.step()
+            if found is not None or not _may_go_on(prober, began):
+                return found or tracer.end()
+        except MemoryError:
+            return None
+        except Exception:
+            return Failed(traceback.format_exc())
+
+
+def _make(prober: Prober, probe: Probe, number: int) -> bool:
+    """Make a batch and drop it; False at the end of a stream. One that raises is as good: a worker
+    answers with the error, and goes on."""
+    index: tuple[Any, ...] = (prober.blueprint.batch_index,)
+    if not prober.blueprint.iterable:
+        kind, _, content, _ = pickle.loads(probe.orders[number % len(probe.orders)])
+        index = content if kind == "briefed" else (content,)
+    try:
+        prober.fetcher.fetch(number, *index)
+    except StopIteration:
+        return not prober.blueprint.iterable
+    except BaseException:
+        pass
+    return True
+
+
+def _may_go_on(prober: Prober, began: float) -> bool:
+    now = time.monotonic()
+    slow = now - began > LONGEST or time.process_time() > PROCESSOR
+    return not slow and prober.keeper.look(now)
