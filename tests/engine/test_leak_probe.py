@@ -60,10 +60,20 @@ def names_the_line(found: Findings | Failed | None) -> bool:
 
 def test_it_makes_what_workers_were_asked_for_again_and_again() -> None:
     prober = Prober()
-    orders = order("task", 7, [1, 2], []), order("briefed", 8, ([3], NOTHING), [])
+    several: list[Any] = [("resume", 0, 5), ("task", 9, [4]), ("briefed", 10, ([5], NOTHING))]
+    orders = (
+        order("task", 7, [1, 2], []),
+        order("released", 0, None, [64]),
+        order("briefed", 8, ([3], NOTHING), []),
+        order("several", 0, several, []),
+    )
     assert names_the_line(leak_probe.find(prober, Probe(orders, 3)))
-    expected = itertools.cycle([([1, 2],), ([3], NOTHING)])
+    expected = itertools.cycle([([1, 2],), ([3], NOTHING), ([4],), ([5], NOTHING)])
     assert prober.asked == list(itertools.islice(expected, leak_probe.ROUNDS * 3))
+
+
+def test_without_anything_to_make_it_says_nothing() -> None:
+    assert leak_probe.find(Prober(), Probe((order("resume", 0, 5, []),), 3)) is None
 
 
 def test_a_stream_is_begun_anew_when_it_has_ended() -> None:

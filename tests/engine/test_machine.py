@@ -22,6 +22,8 @@ from holdfast.engine import vocabulary as v
 from holdfast.engine.seats import SeatState
 from tests.engine.playing import UNLIMITED, Player, died
 
+LIMITS = v.Limits()
+
 
 class History(RuleBasedStateMachine):
     """Map-style data: every task exactly once, in order, whatever dies."""
@@ -31,7 +33,7 @@ class History(RuleBasedStateMachine):
         prefetch=st.integers(1, 3),
         in_order=st.booleans(),
         persistent=st.booleans(),
-        length=st.integers(0, 30),
+        length=st.integers(0, 60),
         budget=st.none() | st.integers(1, 60),
         auto=st.booleans(),
         sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5),
@@ -66,6 +68,7 @@ class History(RuleBasedStateMachine):
             restarts=UNLIMITED,
             before_sizes_are_known="one-each" if auto else limited,
             largest=self.largest,
+            may_deepen=True,
         )
         self.inboxes: dict[int, deque[v.Item]] = {}  # what the living worker has been given
         self.outboxes: dict[int, deque[v.Event]] = {}  # answered, not yet heard
@@ -170,6 +173,11 @@ class History(RuleBasedStateMachine):
 
     # -- what can happen ------------------------------------------------------------------
 
+    @rule()
+    def batches_come_quickly(self) -> None:
+        self.tell(v.HURRIED)
+        self.draw()
+
     @rule(worker=st.integers(0, 3), items=st.integers(1, 4))
     def a_worker_answers(self, worker: int, items: int) -> None:
         if worker >= self.machine.workers or worker in self.frozen:
@@ -220,7 +228,7 @@ class History(RuleBasedStateMachine):
         """Others go on; this one is started again when its time has come, and not before."""
         if worker not in self.living or self.ready(worker):
             return
-        if self.machine.seats[worker].tries >= r.TRIES - 1:
+        if self.machine.seats[worker].tries >= LIMITS.tries - 1:
             return
         before = list(self.machine.restarts.counted)
         self.die(worker, shortage=True)
@@ -228,7 +236,7 @@ class History(RuleBasedStateMachine):
         assert list(self.machine.restarts.counted) == before
         wanted = self.machine.deadline()
         assert wanted is not None
-        assert wanted <= self.now + r.LONGEST_PAUSE
+        assert wanted <= self.now + LIMITS.longest_pause
 
     @rule(worker=st.integers(0, 3), dies=st.booleans())
     def a_worker_stalls(self, worker: int, dies: bool) -> None:
@@ -385,7 +393,7 @@ class History(RuleBasedStateMachine):
         for _ in range(10_000):
             if self.ended:
                 break
-            self.time_passes(r.LONGEST_PAUSE)
+            self.time_passes(LIMITS.longest_pause)
             for worker in range(self.machine.workers):
                 if worker in self.frozen and worker in self.living:
                     self.die(worker)
@@ -473,9 +481,9 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
     player = Player(1, 1)
     player.begin()
     player.fill([0])
-    for generation in range(r.FAILED_STARTS - 1):
+    for generation in range(LIMITS.failed_starts - 1):
         assert player.handle(died(0, generation))
-    assert player.handle(died(0, r.FAILED_STARTS - 1, 0.0)) == []
+    assert player.handle(died(0, LIMITS.failed_starts - 1, 0.0)) == []
     failure = player.take()
     assert isinstance(failure, v.GaveUp)
     assert failure.reason == "cannot-start"
@@ -501,7 +509,7 @@ def test_without_a_limit_a_worker_killed_while_it_starts_is_started_again_after_
         pauses.append(wanted - now)
         now = wanted
     assert pauses[:8] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5])
-    assert pauses[-1] == pytest.approx(r.LONGEST_PAUSE)
+    assert pauses[-1] == pytest.approx(LIMITS.longest_pause)
     player.handle(v.WorkerReady(0, 1000))
     player.handle(v.BatchReady(0, 1000, 0, "zero"))
     delivery = player.take()
@@ -549,7 +557,7 @@ def test_who_ends_by_itself_whenever_it_catches_up_is_given_up_and_who_is_killed
     if outside:
         assert player.failure is None
     else:
-        assert deaths == r.FAILED_STARTS
+        assert deaths == LIMITS.failed_starts
         assert player.failure is not None
         assert player.failure.reason == "cannot-catch-up"
 
@@ -583,7 +591,7 @@ def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
     player.begin()
     player.fill([0])
     now = 0.0
-    for generation in range(2 * r.FAILED_STARTS):
+    for generation in range(2 * LIMITS.failed_starts):
         assert player.failure is None
         player.handle(died(0, generation, now, outside=generation % 2 == 0))
         now = player.deadline() or now
@@ -597,7 +605,7 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
     player.begin()
     player.fill([0])
     now, pauses = 100.0, []
-    for generation in range(r.TRIES - 1):
+    for generation in range(LIMITS.tries - 1):
         assert player.handle(died(0, generation, now, shortage=True)) == []
         wanted = player.deadline()
         assert wanted is not None
@@ -607,12 +615,12 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
         pauses.append(wanted - now)
         now = wanted
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5])
-    assert player.handle(died(0, r.TRIES - 1, now, shortage=True)) == []
+    assert player.handle(died(0, LIMITS.tries - 1, now, shortage=True)) == []
     failure = player.take()
     assert isinstance(failure, v.GaveUp)
     assert failure.reason == "shortage"
     assert [death.at for death in failure.deaths][-1] == now
-    assert len(failure.deaths) == r.TRIES
+    assert len(failure.deaths) == LIMITS.tries
     assert player.deadline() is None
 
 
@@ -698,12 +706,12 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     player.fill([0])
     player.handle(v.WorkerReady(0, 0))
     assert player.handle(v.WorkerStalled(0, 0, 100.0)) == [v.Dump(0, 0)]
-    assert player.deadline() == 100.0 + m.KILL_AFTER
+    assert player.deadline() == 100.0 + LIMITS.kill_after
     assert player.handle(v.Ticked(100.1)) == []
-    assert player.handle(v.Ticked(100.0 + m.KILL_AFTER)) == [v.Kill(0, 0)]
-    killed = 100.0 + m.KILL_AFTER
+    assert player.handle(v.Ticked(100.0 + LIMITS.kill_after)) == [v.Kill(0, 0)]
+    killed = 100.0 + LIMITS.kill_after
     assert player.handle(v.Ticked(killed + 0.5)) == []
-    assert player.handle(v.Ticked(killed + m.ABANDON_AFTER)) == [v.Abandon(0, 0)]
+    assert player.handle(v.Ticked(killed + LIMITS.abandon_after)) == [v.Abandon(0, 0)]
 
 
 def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:
@@ -823,3 +831,74 @@ def lines_for_a_batch(workers: int, in_order: bool) -> float:
     finally:
         sys.settrace(before)
     return lines / 1000
+
+
+def hurried(sizes: list[int], workers: int = 2, length: int = 200) -> tuple[list[int], list[int]]:
+    """Play a loader whose batches come quickly and have these sizes; what is ahead before each
+    batch, and how many are drawn after it."""
+    machine = m.Machine(workers=workers, prefetch=2, restarts=UNLIMITED, may_deepen=True)
+    waiting: deque[v.Dispatch] = deque()
+    sampler = deque(range(length))
+    ahead, drawn, due = [], [], 0
+
+    def tell(event: v.Event) -> list[v.Delivery]:
+        nonlocal due
+        found = []
+        for action in machine.handle(event):
+            if isinstance(action, v.Dispatch):
+                waiting.append(action)
+            elif isinstance(action, v.Draw):
+                due += action.count
+            elif isinstance(action, v.Deliver):
+                found.append(action.what)
+        return [one for one in found if isinstance(one, v.Delivery)]
+
+    def draw() -> int:
+        nonlocal due
+        count = 0
+        while due > 0:
+            due -= 1
+            count += 1
+            tell(v.Drawn(sampler.popleft(), ()) if sampler else v.DRAINED)
+        return count
+
+    tell(v.Began())
+    for worker in range(workers):
+        tell(v.WorkerReady(worker, 0))
+    draw()
+    for number in range(length):
+        ahead.append(len(waiting))
+        one = waiting.popleft()
+        assert isinstance(one.item, v.Task)
+        nbytes = sizes[min(number, len(sizes) - 1)]
+        tell(v.BatchReady(one.worker, 0, one.item.number, None, nbytes))
+        (delivery,) = tell(v.ASKED)
+        assert delivery.task.number == number
+        if number == 2:
+            tell(v.HURRIED)
+        drawn.append(draw())
+    (last,) = machine.handle(v.ASKED)
+    assert isinstance(last, v.Deliver)
+    assert last.what is v.END
+    return ahead, drawn
+
+
+def test_small_batches_that_come_quickly_are_drawn_several_at_a_time_and_further_ahead() -> None:
+    ahead, drawn = hurried([100])
+    assert ahead[:3] == [4, 4, 4]
+    assert ahead[3] == 32
+    assert min(ahead[3:160]) == 25  # never less than three quarters, until the sampler is empty
+    assert set(drawn[3:160]) == {0, 8}
+
+
+def test_large_batches_are_not_made_further_ahead_however_quickly_they_come() -> None:
+    ahead, drawn = hurried([1 << 20])
+    assert max(ahead) == 4
+    assert set(drawn) == {1}
+
+
+def test_what_is_ahead_falls_when_batches_turn_out_to_be_larger() -> None:
+    ahead, _ = hurried([100] * 50 + [1 << 18] * 150)
+    assert ahead[49] > 20
+    assert max(ahead[90:]) == 8
+    assert min(ahead[90:180]) > 4

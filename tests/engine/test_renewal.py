@@ -40,7 +40,7 @@ def test_a_worker_that_was_killed_just_before_has_died_of_that() -> None:
         pool = iterator._pool
         with pool.lock:  # so that its death is reported, and not yet heard of
             kill_and_see_it_dead(pids[2])
-            pool.crew.carry_out([v.Renew()])
+            pool.supervisor.carry_out([v.Renew()])
         seen += [int(batch) for batch in iterator]
         incidents = loader.incidents
     assert seen == list(range(SIZE))
@@ -53,13 +53,13 @@ def test_of_two_deaths_reported_together_the_second_is_told_though_the_first_ren
     """The second worker stalled in the nursery that is gone: it is no reason for a third one."""
     monkeypatch.setattr(Coroner, "stalled_on_inherited_lock", lambda *_: True)
     renewals = []
-    renew = Crew._renew_nursery
+    renew = Crew.renew
 
     def counted(crew: Crew) -> None:
         renewals.append(crew)
         renew(crew)
 
-    monkeypatch.setattr(Crew, "_renew_nursery", counted)
+    monkeypatch.setattr(Crew, "renew", counted)
     with holdfast.DataLoader(range(SIZE), num_workers=4) as loader:
         iterator = iter(loader)
         pids = [worker.pid for worker in iterator._workers]
@@ -67,7 +67,7 @@ def test_of_two_deaths_reported_together_the_second_is_told_though_the_first_ren
         with pool.lock:
             for worker, pid in enumerate(pids):
                 assert isinstance(pid, int)
-                pool.crew.tell(v.WorkerStalled(worker, 0, 0.0))
+                pool.supervisor.tell(v.WorkerStalled(worker, 0, 0.0))
                 kill_and_see_it_dead(pid)
         seen = [int(batch) for batch in iterator]
         incidents = loader.incidents
@@ -87,7 +87,7 @@ def test_one_that_has_nothing_left_to_do_is_dead_afterwards_and_says_so() -> Non
         pid = worker.pid
         assert worker.is_alive()
         with pool.lock:
-            pool.crew.carry_out([v.Renew()])
+            pool.supervisor.carry_out([v.Renew()])
         assert (worker.pid, worker.exitcode) == (pid, -signal.SIGKILL)
         assert not worker.is_alive()
         assert [int(batch) for batch in iterator] == [1]
@@ -104,7 +104,7 @@ def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
         pool: Any = iterator._pool
         with pool.lock:
             for worker in range(3):
-                pool.crew.tell(v.WorkerStalled(worker, 0, 0.0))
+                pool.supervisor.tell(v.WorkerStalled(worker, 0, 0.0))
             os.kill(pool.holdings.nursery.pid, signal.SIGKILL)
             assert eventually(pool.holdings.nursery.gone)
             pool.crew._hear_nursery()
@@ -120,7 +120,7 @@ def test_a_stream_that_is_another_afterwards_is_told_with_its_true_reason() -> N
         batches = [next(iterator), next(iterator)]
         pool = iterator._pool
         with pool.lock:
-            pool.crew.carry_out([v.Renew()])
+            pool.supervisor.carry_out([v.Renew()])
         batches += iterator
         incidents = loader.incidents
         assert loader.stats()["recycled"] == 0

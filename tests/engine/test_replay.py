@@ -19,6 +19,7 @@ import holdfast
 from holdfast.engine import iterator as iterators
 from holdfast.engine import vocabulary as v
 from holdfast.engine.machine import Machine
+from tests.support.processes import eventually
 
 pytestmark = [
     pytest.mark.timeout(90, method="thread"),
@@ -89,6 +90,7 @@ def kill_the_nursery(loader: Any) -> None:
     iterator = iter(loader)
     next(iterator)
     os.kill(iterator._pool.holdings.nursery.pid, signal.SIGKILL)
+    assert eventually(lambda: loader.incidents)  # else all may be made before it is dead
     for _ in iterator:
         pass
 

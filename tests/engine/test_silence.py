@@ -18,6 +18,7 @@ class Watch:
         self.now = 100.0
         self.pulse = Pulse(busy_since=self.now)
         self.note = FETCHING
+        self.parts = 0
         self.silence = Silence([self.pulse], timeout, self.now)
 
     def silent_after(self, seconds: float) -> bool:
@@ -28,7 +29,9 @@ class Watch:
             self.now = min(end, self.now + EVERY)
             self.silence.awake(self.now, EVERY)
             if self.silence.due(self.now, EVERY):
-                too_long |= self.silence.too_long(0, lambda worker: self.note, 5.0, self.now)
+                too_long |= self.silence.too_long(
+                    0, lambda worker: self.note, 5.0, self.now, self.parts
+                )
         return too_long
 
 
@@ -52,6 +55,14 @@ def test_whoever_was_heard_or_asked_has_all_its_time_again() -> None:
     watch.pulse.busy_since, watch.pulse.spoke = watch.now, True
     assert not watch.silent_after(5.0)
     assert watch.silent_after(1.0)
+
+
+def test_every_part_of_a_large_message_begins_a_new_silence() -> None:
+    watch = Watch()
+    for parts in range(1, 5):
+        watch.parts = parts
+        assert not watch.silent_after(4.0)
+    assert watch.silent_after(2.0)
 
 
 def test_the_time_in_which_we_were_stopped_ourselves_does_not_count() -> None:

@@ -16,6 +16,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
+from holdfast.engine.channel import Channel, _packets
 from tests.faults.checker import (
     Batch,
     History,
@@ -371,6 +372,28 @@ def test_a_worker_that_waits_for_the_consumer_does_not_stall() -> None:
         time.sleep(1)  # a long training step; nothing is to happen in it
         assert loader.incidents == []
         got += [recorded_batch(batch) for batch in iterator]
+        assert loader.incidents == []
+    assert got == golden(case).epochs[0]
+
+
+def test_a_worker_that_sends_a_large_state_slowly_does_not_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part of its message that arrives is progress, also if the whole takes longer than
+    `stall_timeout` to send. A worker that hangs between two parts is in the table (mid-send)."""
+    case = Case("SIGKILL", "working", kind="iterable, state", payload=200_000, workers=1)
+
+    def send(self: Channel, message: Any, between: object = None) -> None:
+        packets = _packets(message)
+        for packet in packets:
+            self.sock.sendmsg(packet)
+            if len(packets) > 1:
+                time.sleep(0.2)
+
+    monkeypatch.setattr(Channel, "send", send)  # in workers, which are forked
+    seeded()
+    with holdfast.DataLoader(**arguments(case), stall_timeout=0.5) as loader:
+        got = [recorded_batch(batch) for batch in loader]
         assert loader.incidents == []
     assert got == golden(case).epochs[0]
 

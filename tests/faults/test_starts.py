@@ -14,11 +14,13 @@ from torch.utils.data import Dataset
 
 import holdfast
 from holdfast.autopsy import logbook
-from holdfast.engine import restarts
+from holdfast.engine import iterator as iterators
+from holdfast.engine import vocabulary as v
 from holdfast.engine.faults import VARIABLE
 from tests.faults.outside import kill_and_see_it_dead, nursery
 from tests.support.scripts import run_script
 
+LIMITS = v.Limits()
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90, method="thread")]
 
 
@@ -80,9 +82,8 @@ def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
 def test_when_there_is_never_room_one_error_tells_of_all_tries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE", 0.02)
-    later = failing("make-channel", "EMFILE", restarts.TRIES).split(";")[1:]
+    monkeypatch.setattr(iterators, "LIMITS", v.Limits(first_pause=0.01, longest_pause=0.02))
+    later = failing("make-channel", "EMFILE", LIMITS.tries).split(";")[1:]
     monkeypatch.setenv(VARIABLE, ";".join([failing("fork", "EAGAIN", 1), *later]))
     with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2) as loader:
         iterator = iter(loader)
@@ -96,9 +97,9 @@ def test_when_there_is_never_room_one_error_tells_of_all_tries(
     assert text.startswith(
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly: [Noisy] worker 0 could"
     )
-    assert f"in {restarts.TRIES} tries within" in text
+    assert f"in {LIMITS.tries} tries within" in text
     assert "EAGAIN (Resource temporarily unavailable), 1 times" in text
-    assert f"EMFILE (Too many open files), {restarts.TRIES - 1} times" in text
+    assert f"EMFILE (Too many open files), {LIMITS.tries - 1} times" in text
     assert "ulimit -u" in text
 
 
@@ -211,7 +212,7 @@ def test_who_is_killed_while_starting_is_started_until_it_comes_through(
     limit: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(iterators, "LIMITS", v.Limits(longest_pause=0.05))
     expected = batches(torch.utils.data.DataLoader)
     kills = 11
     monkeypatch.setenv(VARIABLE, killed_while_starting(kills))
@@ -227,7 +228,7 @@ def test_who_is_killed_while_starting_is_started_until_it_comes_through(
 def test_a_nursery_killed_while_workers_start_is_made_again_however_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(iterators, "LIMITS", v.Limits(longest_pause=0.05))
     expected = batches(torch.utils.data.DataLoader)
     monkeypatch.setenv(VARIABLE, "before-ready:hang@generation=any")
     torch.manual_seed(7)
@@ -250,13 +251,13 @@ def test_who_ends_by_itself_in_every_start_ends_the_run_without_a_limit_too(
     with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=None) as loader:
         with pytest.raises(holdfast.WorkerStartError, match="while it was starting"):
             list(loader)
-        assert len(loader.incidents) == restarts.FAILED_STARTS
+        assert len(loader.incidents) == LIMITS.failed_starts
 
 
 def test_who_is_killed_in_every_start_ends_the_run_by_the_limit_and_in_no_other_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(iterators, "LIMITS", v.Limits(longest_pause=0.01))
     monkeypatch.setenv(VARIABLE, "before-ready:SIGKILL@worker=0,generation=any")
     with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=12) as loader:
         with pytest.raises(holdfast.RestartLimitExceeded) as caught:

@@ -8,12 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from holdfast import DataLoader, LoaderClosed
+from holdfast.engine import registry
 from tests.lifecycle.samples import Numbers
 from tests.support.processes import children, eventually
 
@@ -109,6 +111,15 @@ def test_next_after_the_end_of_the_epoch_is_the_end_again(persistent: bool) -> N
             with pytest.raises(StopIteration):
                 next(iterator)
         assert list(iterator) == []
+
+
+def test_the_wait_for_what_does_not_close_is_over_before_two_seconds_are() -> None:
+    deadlines: list[float] = []
+    never: Any = SimpleNamespace(dismiss=lambda: None, wait_closed=deadlines.append)
+    registry.close_all([never, never], clock=lambda: 0.0)
+    assert len(deadlines) == 2
+    assert max(deadlines) <= 1.95  # the rest is for waking up and returning
+    assert registry.END_WITHIN + registry.KILL_WITHIN < registry.CLOSE_WITHIN
 
 
 def test_closing_from_another_thread_wakes_a_waiting_next(gated: Gated) -> None:

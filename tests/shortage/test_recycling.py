@@ -332,6 +332,10 @@ class Witnessed(Leaks):
         return super().__getitem__(index)
 
 
+def has_left_a_note(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.suffix != ".new"]
+
+
 def test_only_the_probe_is_traced_and_it_is_the_last_to_run_and_the_first_to_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,10 +344,10 @@ def test_only_the_probe_is_traced_and_it_is_the_last_to_run_and_the_first_to_go(
         _, loader = stream(
             holdfast.DataLoader,
             Witnessed(tmp_path, stays=False),
-            wait_for=lambda loader: has_recycled(loader) and any(tmp_path.glob("*-traced")),
+            wait_for=lambda loader: has_recycled(loader) and has_left_a_note(tmp_path),
             worker_memory_limit="48MiB",
         )
-    notes = [json.loads(path.read_text()) for path in tmp_path.iterdir() if path.suffix != ".new"]
+    notes = [json.loads(path.read_text()) for path in has_left_a_note(tmp_path)]
     assert {note["name"] for note in notes} == {"hf_leak_probe"}, "no worker is traced"
     (note,) = {tuple(sorted(note.items())) for note in notes}
     found = dict(note)
@@ -362,7 +366,7 @@ def test_whatever_ends_the_probe_is_no_incident(
     ended: list[int] = []
 
     def is_there(loader: Any) -> bool:
-        pids = [int(path.name) for path in tmp_path.iterdir() if path.suffix != ".new"]
+        pids = [int(path.name) for path in has_left_a_note(tmp_path)]
         if end == "killed":
             for pid in pids:
                 if pid not in ended:

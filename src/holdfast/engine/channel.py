@@ -40,6 +40,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.open = True
+        self.parts = 0  # packets received so far that were not the last of their message
         self._parts: list[bytes] = []
         self._outbox: deque[bytes] = deque()
 
@@ -149,6 +150,7 @@ class Channel:
     def _assemble(self, packet: bytes) -> bytes | None:
         if packet[:1] == _MORE:
             self._parts.append(packet[1:])
+            self.parts += 1
             return None
         if not self._parts:
             return packet[1:]

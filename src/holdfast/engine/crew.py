@@ -1,11 +1,8 @@
-"""The driver of the machine: what has happened becomes events, actions become system calls.
+"""Worker processes: what has happened to them becomes events, actions become system calls.
 
-All actions of a decision are carried out, in their order, before the machine hears of what they
-have caused (a start that fails, a worker that is abandoned, the last words of one that is
-replaced): that waits in a queue. So an action is never out of date when it is carried out, and
-nothing here has to look whether it is. What is read of a dead worker is facts, not decisions: which
-sample is to blame, whether a kill may have come from outside and whether a death counts is for the
-machine to say.
+It is the driver of worker processes: see `driver`. What is read of a dead worker is facts, not
+decisions: which sample is to blame, whether a kill may have come from outside and whether a death
+counts is for the machine to say.
 
 Everything here runs under the pool's lock, in the consumer's thread or in the watch's. It waits for
 the workers' end when the pool is closed; else never long, and `pool` says where. What the consumer
@@ -14,7 +11,6 @@ sees of it is in `pool` too.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import pickle
@@ -22,11 +18,9 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
-from holdfast.autopsy import thread_notes
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_end, describe_status
 from holdfast.autopsy.logbook import Logbook
@@ -37,11 +31,12 @@ from holdfast.engine.beside import PAYS, Beside, Tried, outcome
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import PACKET, Channel
 from holdfast.engine.continuation import Finding, NoWay, Plan, choose, no_way
+from holdfast.engine.driver import Urgent
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.machine import Machine
 from holdfast.engine.nurse import Born, Died, NotBorn, Report, Signalled
-from holdfast.engine.obituaries import Obituaries, accusation
+from holdfast.engine.obituaries import Obituaries
 from holdfast.engine.protocol import (
     BATCH,
     CONTENT,
@@ -62,6 +57,7 @@ from holdfast.engine.protocol import (
     SIZES,
     SURVIVED,
     TAKEN_UP,
+    Order,
     Probe,
     Setup,
     order,
@@ -69,12 +65,12 @@ from holdfast.engine.protocol import (
 from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
+from holdfast.engine.supervisor import Supervisor
 from holdfast.engine.warden import TRACED, Search, Warden
 from holdfast.memory import codec
 from holdfast.memory.budget import Share
 from holdfast.memory.growth import Point, Said
-from holdfast.samples.record import BadSample, digest_of_stack
-from holdfast.samples.substitute import NOTHING, Brief, sample_of
+from holdfast.samples.substitute import Brief
 
 __all__ = ["Crew"]
 
@@ -82,7 +78,6 @@ log = logging.getLogger("holdfast")
 
 LONGEST_WAIT = INTERVAL  # seconds between two looks of the watch, at most
 LAST_WORDS = 0.5  # seconds a nursery that is to be ended has to report deaths that are known of
-_TAKES_ROOM: Final = frozenset({v.Drawn, v.EpochBegan})  # the other events, if tasks are held back
 
 
 class Crew:
@@ -104,11 +99,11 @@ class Crew:
         logbook: Logbook | None = None,
     ) -> None:
         self.machine = machine
-        self.epoch = epoch
+        self.supervisor = Supervisor(machine, share, epoch, self)
+        self._tell = self.supervisor.tell
         self.refused: Refused | None = None
         self._coroner = coroner
         self._holdings = holdings
-        self._share = share
         self._places = holdings.places
         self._silence = silence
         self._warden = warden
@@ -121,12 +116,10 @@ class Crew:
             place.course.seed = epoch.shared_seed
         self._beside = Beside(holdings, machine.workers, silence.timeout)
         self._reports: deque[Report] = deque()  # of the nursery, read and not taken in yet
-        self._acting = False  # actions are being carried out
-        self._caused: deque[Callable[[], None]] = deque()  # what follows when they have been
-        self._hints: dict[tuple[int, int], Brief] = {}  # on bad samples, by epoch and task number
+        self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
         self._told_of_renewal = False
         # The last that workers of a map-style dataset were sent, for a leak probe.
-        self._orders: deque[bytes] = deque(maxlen=leak_probe.ROUNDS * TRACED)
+        self._sent: deque[bytes] = deque(maxlen=leak_probe.ROUNDS * TRACED)
 
     # -- what the watch has to know -------------------------------------------------------
 
@@ -211,8 +204,7 @@ class Crew:
             told = place.reports or place.samples is not None
             answer = self._with_reports(place, parcel) if told else parcel
             event = v.BatchReady(worker, generation, number, answer, parcel.nbytes)
-            if self._hints:
-                self._hints.pop((place.epoch, number), None)
+            self.supervisor.drop_hint(place.epoch, number)
         elif kind == READY:
             event = v.WorkerReady(worker, generation)
             self._note_late_start(worker)
@@ -244,13 +236,13 @@ class Crew:
             event = v.Survived(worker, generation)
         else:
             event = self._answer(worker, generation, kind, message)
-        self.tell(event)
+        self._tell(event)
 
     def _answer(self, worker: int, generation: int, kind: bytes, message: bytes) -> v.Event:
         """The event that an answer is which brings no batch."""
         place = self._places[worker]
         number, content = self._open(place, message)
-        self._hints.pop((place.epoch, number), None)
+        self.supervisor.drop_hint(place.epoch, number)
         if kind == ERROR:
             answer: Any = Failed(pickle.loads(message[content:]))
             if place.reports or place.samples is not None:
@@ -260,7 +252,7 @@ class Crew:
             return v.BatchReady(worker, generation, number, self._with_reports(place, DROPPED))
         if kind == ENDED:
             if place.epoch == self.machine.epoch:  # else they are of one that was broken off
-                self.epoch.unclaimed.extend(place.reports)
+                self.supervisor.epoch.unclaimed.extend(place.reports)
             place.reports, place.samples = (), None
             return v.ReplicaEnded(worker, generation, number)
         assert kind == RESUMED, kind
@@ -303,12 +295,12 @@ class Crew:
         """A process has tried to take up the stream of the one before it."""
         generation, now = self.machine.generation(worker), time.monotonic()
         if finding.leaves:
-            self.tell(v.WentAstray(worker, generation, now, finding.unfit))
+            self._tell(v.WentAstray(worker, generation, now, finding.unfit))
             return
         place = self._places[worker]
         self._obituaries.taken_up(worker, place.pid, finding, place.gone)
         if finding.lost:
-            self.tell(v.StreamLost(worker, generation, now, finding.in_words()))
+            self._tell(v.StreamLost(worker, generation, now, finding.in_words()))
 
     def _grown(self, worker: int, message: bytes) -> None:
         """A worker of an iterable dataset is too large."""
@@ -316,22 +308,23 @@ class Crew:
         place.size, _ = SIZES.unpack_from(message, 1)
         # Not from its black box: it goes on, and writes there.
         place.random_before = message[1 + SIZES.size :] or None
-        self.tell(v.WorkerGrown(worker, self.machine.generation(worker)))
+        self._tell(v.WorkerGrown(worker, self.machine.generation(worker)))
 
-    def _rehearse(self, action: v.Rehearse) -> None:
+    def rehearse(self, action: v.Rehearse) -> None:
+        """See `Driver`."""
         place = self._places[action.worker]
         setup = self._setup(action, None, place.random_before)
         if not isinstance(setup, NoWay):
             setup = dataclasses.replace(setup, rehearsal=int(PAYS * place.size))
             if self._beside.begin(setup):
                 return
-        self.tell(v.Rehearsed(action.worker, action.generation, None))
+        self._tell(v.Rehearsed(action.worker, action.generation, None))
 
     # -- processes beside the workers -----------------------------------------------------
 
     def _look_for_leak(self, worker: int, search: Search) -> None:
         """Have it found in a process beside the workers which lines leak."""
-        orders = list(self._orders)[-leak_probe.ROUNDS * search.batches :]
+        orders = list(self._sent)[-leak_probe.ROUNDS * search.batches :]
         if not orders and not self.machine.iterable:
             return
         setup = Setup(
@@ -355,7 +348,7 @@ class Crew:
     def _tried(self, tried: Tried) -> None:
         """A process beside the workers has ended."""
         if tried.setup.probe is None:
-            self.tell(outcome(tried))
+            self._tell(outcome(tried))
         elif tried.finding is not None:
             self._warden.found(tried.setup.worker, tried.finding)
 
@@ -450,32 +443,28 @@ class Crew:
             ),
             at,
         )
-        self.tell(v.WorkerExited(worker, machine.generation(worker), exit, remains))
+        self._tell(v.WorkerExited(worker, machine.generation(worker), exit, remains))
 
-    def _tell_of_death(self, report: v.Report) -> None:
-        """What the machine has decided about an exit. The examination comes after the replacement,
-        which need not wait for it."""
-        place, task = self._places[report.worker], report.task
+    def report(self, report: v.Report, sample: Any) -> None:
+        """See `Driver`. The examination comes after the replacement, which need not wait for it."""
+        place = self._places[report.worker]
         place.gone = "died"
-        sample = None
-        if report.loading and task is not None:
-            sample = sample_of(task.keys, self.hint(task), report.exit.position)
         if report.outcome is v.Outcome.SAMPLE_GIVEN_UP:
             place.course.forget_states()  # the one before that sample is none to go on from
         if report.restart is not v.Restart.NO:
             self._stats.restarts += 1
             place.pid = None
-        self._caused.append(partial(self._obituaries.file, report, sample))
+        self.supervisor.after(partial(self._obituaries.file, report, sample))
 
-    def _forget(self, action: v.Forget) -> None:
-        """A worker has gone as it was to: that is no incident."""
-        if action.recycled:
-            search = self._warden.retired(action.worker)
+    def forget(self, worker: int, recycled: bool) -> None:
+        """See `Driver`."""
+        if recycled:
+            search = self._warden.retired(worker)
             if search is not None:  # once its successor is ordered, which comes first
-                self._caused.append(partial(self._look_for_leak, action.worker, search))
+                self.supervisor.after(partial(self._look_for_leak, worker, search))
             self._stats.recycled += 1
-            self._places[action.worker].gone = "recycled"
-        self._coroner.left(action.worker)
+            self._places[worker].gone = "recycled"
+        self._coroner.left(worker)
 
     def _nursery_lost(self, how: str = "") -> None:
         """The nursery is dead, so all workers are: their replacements come from another."""
@@ -489,7 +478,7 @@ class Crew:
         killed = status is not None and kind == "killed" and not error
         if status is not None and not how:
             how = describe_end(name, exitcode)
-        with self._together():  # all have been read before another is started
+        with self.supervisor.together():  # all have been read before another is started
             for tried in self._beside.lost():
                 self._tried(tried)
             for worker in self._living():
@@ -502,7 +491,7 @@ class Crew:
         """The workers whose end has not been told."""
         return [worker for worker, place in enumerate(self._places) if place.occupied]
 
-    def _renew_nursery(self) -> None:
+    def renew(self) -> None:
         """Make another, as the trainer is now; workers that lived are no deaths to be counted."""
         if not self._told_of_renewal:
             self._told_of_renewal = True
@@ -557,7 +546,7 @@ class Crew:
         if not place.kill_confirmed:
             self._nursery_lost("did not answer and was ended")  # it is not the worker's fault
             return
-        with self._together():
+        with self.supervisor.together():
             self._spoil_arena(worker)
             place.occupied = False
             self._tell_of_exit(worker, None, "unkillable")
@@ -581,178 +570,92 @@ class Crew:
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
-            self.tell(v.Ticked(now))
+            self._tell(v.Ticked(now))
         if silence.timeout is None or not silence.due(now, self._longest_interval()):
             return
         note_of = self._holdings.boxes.note
         for seat in machine.seats:
             if not seat.busy:
                 continue
-            patience = silence.timeout * (
-                1 << seat.stalls
-            )  # longer after a stall at the same batch
-            if silence.too_long(seat.id, note_of, patience, now):
-                self.tell(v.WorkerStalled(seat.id, seat.generation, now))
+            channel = self._places[seat.id].channel
+            parts = 0 if channel is None else channel.parts
+            patience = silence.timeout * (1 << seat.stalls)  # longer after a stall at this batch
+            if silence.too_long(seat.id, note_of, patience, now, parts):
+                self._tell(v.WorkerStalled(seat.id, seat.generation, now))
 
     def _mind_the_memory(self, now: float) -> None:
         for at in self._obituaries.deaths_of_memory():
             self._warden.died_of_memory(at)
         self.relief.look(now, self._coroner.pids)
-        if self.machine.held_back:
-            self._with_room(None)  # there may be more than there was
+        self.supervisor.look_for_room()
 
-    # -- decisions ------------------------------------------------------------------------
+    # -- orders ---------------------------------------------------------------------------
 
-    def tell(self, event: v.Event) -> None:
-        """Have the machine decide, and do what it says."""
-        if self._acting:
-            self._caused.append(partial(self.tell, event))
-            return
-        machine = self.machine
-        if machine.held_back or type(event) in _TAKES_ROOM:
-            self._with_room(event)
-            return
-        actions = machine.handle(event)
-        self._share.in_flight = machine.in_flight
-        if actions:
-            self.carry_out(actions)
+    def urge(self, worker: int, kind: Urgent, content: object = None) -> None:
+        """See `Driver`."""
+        if isinstance(content, v.Stay):
+            self._warden.stays(worker, self._places[worker].size, content.because)
+            content = content.for_good
+        self.relief.wish(worker, kind, content)
 
-    def _with_room(self, event: v.Event | None) -> None:
-        """Tell the machine how much room there is, if that has changed, and then of `event`."""
-        machine, share = self.machine, self._share
-        actions: Sequence[v.Action]
-        while True:
-            changed = False
-            with share.budget.taking:
-                room = share.room()
-                actions = ()
-                if room != machine.room:
-                    actions = machine.handle(v.RoomChanged(room))
-                    changed = bool(actions)
-                if not changed and event is not None:
-                    actions = machine.handle(event)
-                share.in_flight = machine.in_flight
-            if actions:
-                self.carry_out(actions)
-            if not changed or event is None:
-                return
+    def dump(self, worker: int, generation: int) -> None:
+        """See `Driver`."""
+        self._places[worker].dumped = True
+        self._coroner.before_kill(worker)
+        self._order_signal(worker, generation, signal.SIGABRT)
 
-    def carry_out(self, actions: Sequence[v.Action]) -> None:
-        """Do this, in the order in which it was decided, and then what has come of it."""
-        self._acting = True
-        try:
-            for action in actions:
-                self._carry_out(action)
-        except BaseException:
-            self._caused.clear()
-            raise
-        finally:
-            self._acting = False
-        while self._caused:
-            self._caused.popleft()()
+    def kill(self, worker: int, generation: int) -> None:
+        """See `Driver`."""
+        self._order_signal(worker, generation, signal.SIGKILL)
 
-    @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """What is told inside is decided at its end."""
-        acting, self._acting = self._acting, True
-        try:
-            yield
-        except BaseException:
-            self._caused.clear()
-            raise
-        finally:
-            self._acting = acting
-        if not acting:
-            self.carry_out(())
+    def _order_signal(self, worker: int, generation: int, number: int) -> None:
+        self._places[worker].kill_confirmed = False
+        self._holdings.nursery.signal(worker, generation, number)
 
-    # -- actions --------------------------------------------------------------------------
+    def abandon(self, worker: int, generation: int) -> None:
+        """See `Driver`."""
+        self.supervisor.after(partial(self._abandon, worker, generation))
 
-    def _carry_out(self, action: v.Action) -> None:
-        if isinstance(action, v.Dispatch):
-            self._dispatch(action)
-        elif isinstance(action, v.Deliver):
-            self.epoch.delivered = action.what
-        elif isinstance(action, v.Draw):
-            self.epoch.due += action.count
-        elif isinstance(action, v.Report):
-            self._tell_of_death(action)
-        elif isinstance(action, v.Forget):
-            self._forget(action)
-        elif isinstance(action, v.Start):
-            self._start(action)
-        elif isinstance(action, v.Convict):
-            self._convict(action)
-        elif isinstance(action, v.Separate):
-            task = action.task
-            self.give_hint(task, (self.hint(task) or NOTHING)._replace(apart=True))
-        elif isinstance(action, v.Renew):
-            self._renew_nursery()
-        elif isinstance(action, v.Rehearse):
-            self._rehearse(action)
-        elif isinstance(action, v.Ask):
-            self.relief.wish(action.worker, "ask")
-        elif isinstance(action, v.Retire):
-            self.relief.wish(action.worker, "retire")
-        elif isinstance(action, v.Stay):
-            self._warden.stays(action.worker, self._places[action.worker].size, action.because)
-            self.relief.wish(action.worker, "stay", action.for_good)
-        elif isinstance(action, v.Abandon):
-            self._caused.append(partial(self._abandon, action.worker, action.generation))
-        else:
-            self._end(action)
-
-    def _end(self, action: v.Dump | v.Kill) -> None:
-        place, number = self._places[action.worker], signal.SIGKILL
-        if isinstance(action, v.Dump):
-            place.dumped, number = True, signal.SIGABRT
-            self._coroner.before_kill(action.worker)
-        place.kill_confirmed = False
-        self._holdings.nursery.signal(action.worker, action.generation, number)
-
-    # -- hints on bad samples -------------------------------------------------------------
-
-    def hint(self, task: v.Task) -> Brief | None:
-        """What the worker is told about a batch besides its indices, until that is answered."""
-        return self._hints.get((task.epoch, task.number)) if self._hints else None
-
-    def give_hint(self, task: v.Task, hint: Brief) -> None:
-        self._hints[task.epoch, task.number] = hint
-
-    def hint_at(self, number: int, hint: Brief | None) -> None:
-        """For the batch of this number, which is about to be drawn."""
-        if hint is not None:
-            self._hints[self.machine.epoch, number] = hint
-
-    def drop_hint(self, task: v.Task) -> None:
-        self._hints.pop((task.epoch, task.number), None)
-
-    def _dispatch(self, action: v.Dispatch) -> None:
-        place, item = self._places[action.worker], action.item
-        channel = place.channel
-        if channel is None:
+    def send(self, worker: int, item: v.Item, hint: Brief | None) -> None:
+        """See `Driver`."""
+        place = self._places[worker]
+        if place.channel is None:
             return  # it died a moment ago; its replacement will be asked
-        released = place.window.take_released()
         place.tidied = False
+        one: tuple[Order, int, Any]
         if isinstance(item, v.Task):
-            hint, account = self.hint(item), self.epoch.account
-            if account is not None:
-                hint = account.refreshed(item.keys, hint)
-            if hint is None:
-                message = order("task", item.number, item.index, released)
-            else:
-                self.give_hint(item, hint)
-                message = order("briefed", item.number, (item.index, hint), released)
-            if not self.machine.iterable and len(message) <= PACKET:
-                self._orders.append(message)
+            one = ("task", item.number, item.index)
+            if hint is not None:
+                one = ("briefed", item.number, (item.index, hint))
         elif isinstance(item, v.Trial):
             task = item.task
-            suspect = (task.index, self.hint(task), item.sample, item.pause)
-            message = order("trial", task.number, suspect, released)
+            one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
         else:
             place.resumptions.append(item)
-            message = order("resume", 0, item.seed, released)
-        place.pulse.busy_since = time.monotonic()
-        self._holdings.post(channel, message)
+            one = ("resume", 0, item.seed)
+        orders = self._orders.get(worker)
+        if orders is None or orders[0] is not place.channel:  # else it is for a process before it
+            self._orders[worker] = place.channel, [one]
+        else:
+            orders[1].append(one)
+
+    def flush(self) -> None:
+        """See `Driver`. Each worker gets what it was given in one message."""
+        now = time.monotonic()
+        for worker, (channel, orders) in self._orders.items():
+            place = self._places[worker]
+            if place.channel is not channel:
+                continue  # it died a moment ago; its replacement is asked
+            released = place.window.take_released()
+            place.pulse.busy_since = now
+            if len(orders) == 1:
+                message = order(*orders[0], released=released)
+            else:
+                message = order("several", 0, orders, released)
+            self._holdings.post(channel, message)
+            if not self.machine.iterable and len(message) <= PACKET:
+                self._sent.append(message)
+        self._orders.clear()
 
     def give_back(self) -> None:
         """Tell the workers at once what the user has let go of, before they reserve more for what
@@ -762,27 +665,8 @@ class Crew:
                 released = place.window.take_released()
                 self._holdings.post(place.channel, order("released", 0, None, released))
 
-    def _convict(self, action: v.Convict) -> None:
-        """A sample ends its workers, alone too: the batch goes on without it."""
-        account = self.epoch.account
-        assert account is not None
-        task, last = action.task, action.deaths[-1]
-        kind, error, words = accusation(last)
-        stack = thread_notes.split(last.stack)[1]
-        bad = BadSample(
-            index=None,
-            kind=kind,
-            error=error,
-            message=words,
-            traceback=stack,
-            digest=digest_of_stack(stack),
-            worker_id=action.worker,
-            attempts=len(action.deaths),
-        )
-        hint = account.convict(task.keys, self.hint(task), action.sample, task.number, bad)
-        self.give_hint(task, hint)
-
-    def _start(self, action: v.Start) -> None:
+    def start(self, action: v.Start) -> None:
+        """See `Driver`."""
         worker, place = action.worker, self._places[action.worker]
         place.reports, place.samples = (), None  # of an answer that never came
         place.resumptions.clear()
@@ -794,7 +678,7 @@ class Crew:
         if isinstance(setup, NoWay):
             place.occupied = False
             now = time.monotonic()
-            self.tell(v.StreamLost(worker, action.generation, now, setup.why, started=False))
+            self._tell(v.StreamLost(worker, action.generation, now, setup.why, started=False))
             return
         self._holdings.boxes.clear(worker)
         try:
@@ -804,7 +688,7 @@ class Crew:
             if action.generation == 0:
                 raise  # in iter(loader), where torch would raise it too
             unborn = NotBorn(worker, action.generation, error.errno or 0)
-            self._caused.append(partial(self._report, unborn))
+            self.supervisor.after(partial(self._report, unborn))
 
     def _held(self, worker: int) -> tuple[tuple[int, int], ...]:
         """Parts of its arena that the consumer still uses; of that which it is started with."""
@@ -876,8 +760,7 @@ class Crew:
 
     def end(self, deadline: float) -> None:
         """Tell all workers to go, and wait for their end."""
-        self.machine.handle(v.STOPPED)
-        self._share.close()
+        self.supervisor.stop()
         self._beside.stop()
         self._holdings.send_all_away()
         self._wait_for_all(deadline)

@@ -19,7 +19,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -64,6 +72,7 @@ log = logging.getLogger("holdfast")
 
 _NOTHING: Final = object()
 
+LIMITS = v.Limits()  # of worker processes
 LOOK_FURTHER = 64  # batches drawn early, without workers, when all before are bad
 _SAMPLERS = frozenset({"torch.utils.data.sampler", "torch.utils.data.distributed"})
 _PLAIN = frozenset(  # by name: NumPy need not be there
@@ -240,6 +249,13 @@ class ProcessIterator(_BaseDataLoaderIter):
         payload = _payload(blueprint, loader.multiprocessing_context)
         share = Share(budget)
         at_first: BeforeSizesAreKnown = "any" if budget.total is None else "one"
+        # Only where nothing shows how much is made ahead.
+        deep = (
+            not (loader.prefetch_given or iterable or self._persistent_workers)
+            and loader.in_order
+            and options.policy is None
+            and _leaves_no_trace(self._index_sampler)
+        )
         machine = Machine(
             workers=self._num_workers,
             prefetch=loader.prefetch_factor,
@@ -249,8 +265,10 @@ class ProcessIterator(_BaseDataLoaderIter):
             restarts=options.restarts,
             leaves_out=options.policy is not None,
             recovery=options.iterable_recovery,
+            may_deepen=deep,
             before_sizes_are_known="one-each" if budget.auto else at_first,
             largest=stats.largest_batch_bytes or None,
+            limits=LIMITS,
         )
         try:
             with interrupts.deferred():  # until there is somebody who ends the workers
@@ -270,6 +288,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                     origin=origin,
                     explained=explained,
                     open_draws=not _runs_nothing_of_the_users(self._index_sampler),
+                    may_hurry=deep,
                 )
                 self._pool.user = weakref.ref(self)
                 self._finalizer = weakref.finalize(self, self._pool.watch.dismiss)
@@ -406,7 +425,8 @@ class ProcessIterator(_BaseDataLoaderIter):
         if taken is v.END:
             taken = self._too_short() or taken
         if isinstance(taken, v.GaveUp):
-            error = gave_up(taken, pool.machine.restarts.policy, pool.obituaries)
+            machine = pool.machine
+            error = gave_up(taken, machine.restarts.policy, machine.limits, pool.obituaries)
             self._shutdown_workers()
             raise error
         if isinstance(taken, Refused):
@@ -510,7 +530,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 whose=self._pool.origin.prefix,
             )
         past_it = self._account is not None
-        hint = self._pool.crew.hint(task)
+        hint = self._pool.supervisor.hint(task)
         return poisoned(result, self._pool.obituaries, hint, past_it=past_it)
 
     def _shutdown_workers(self) -> None:
@@ -534,6 +554,16 @@ def _runs_nothing_of_the_users(sampler: Any) -> bool:
         return False
     inner = (getattr(sampler, name) for name in ("sampler", "indices") if hasattr(sampler, name))
     return all(map(_runs_nothing_of_the_users, inner))
+
+
+_TRACELESS = (RandomSampler, SequentialSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def _leaves_no_trace(sampler: Any) -> bool:
+    """Whether it cannot be seen how much of a sampler was drawn when an epoch is broken off."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return type(sampler) in _TRACELESS and getattr(sampler, "generator", None) is None
 
 
 def _open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from holdfast.engine.protocol import Blueprint, Probe
@@ -47,8 +48,11 @@ def find(prober: Prober, probe: Probe) -> Findings | Failed | None:
     """What piles up; None if that cannot be said."""
     tracer = Tracer(probe.batches, COMPARED, prober.dataset)
     number, fresh, began = 0, True, time.monotonic()
+    asked = _asked(prober, probe.orders)
+    if not asked:
+        return None
     while True:
-        if not _make(prober, probe, number):
+        if not _make(prober, asked[number % len(asked)], number):
             if fresh:
                 return None  # there is nothing in it
             try:
@@ -68,15 +72,24 @@ def find(prober: Prober, probe: Probe) -> Findings | Failed | None:
             return Failed(traceback.format_exc())
 
 
-def _make(prober: Prober, probe: Probe, number: int) -> bool:
+def _asked(prober: Prober, orders: Sequence[bytes]) -> list[tuple[Any, ...]]:
+    """What batches to make."""
+    if prober.blueprint.iterable:
+        return [(prober.blueprint.batch_index,)]
+    found = []
+    for message in orders:
+        kind, number, content, _ = pickle.loads(message)
+        for one, _, index in content if kind == "several" else [(kind, number, content)]:
+            if one in ("task", "briefed"):
+                found.append(index if one == "briefed" else (index,))
+    return found
+
+
+def _make(prober: Prober, asked: tuple[Any, ...], number: int) -> bool:
     """Make a batch and drop it; False at the end of a stream. One that raises is as good: a worker
     answers with the error, and goes on."""
-    index: tuple[Any, ...] = (prober.blueprint.batch_index,)
-    if not prober.blueprint.iterable:
-        kind, _, content, _ = pickle.loads(probe.orders[number % len(probe.orders)])
-        index = content if kind == "briefed" else (content,)
     try:
-        prober.fetcher.fetch(number, *index)
+        prober.fetcher.fetch(number, *asked)
     except StopIteration:
         return not prober.blueprint.iterable
     except BaseException:

@@ -15,23 +15,16 @@ What the machine promises (each has a property in ``tests/engine/test_machine.py
 - every task is delivered exactly once, in order (or, with ``in_order=False``, as it arrives);
 - a worker is given tasks in the order torch would give them, whatever dies in between, because the
   random state of a worker depends on which tasks it does;
-- no more tasks are out than ``prefetch * workers``, and no more bytes than the budget allows, but
-  for one batch that is larger than it, alone;
+- no more tasks are out than ``prefetch * workers`` (or `limit`, see `flow`), and no more bytes than
+  the budget allows, but for one batch that is larger than it, alone;
 - after a death the replacement is asked for exactly the items the dead worker had not answered, in
   their order; an answer that was received is never asked for again;
 - as long as workers may be replaced, there is always a way forward; when they may not be, the
   failure is delivered where the first missing batch would have been.
 
-`seats` has the states of workers, `restarts` what a death says of a sample and of the next start.
-
-A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
-persistent workers); trials stand between them and leave no trace in what a worker does later.
-
-Which worker makes a batch is decided when its indices are drawn, and they are drawn when torch
-would draw them: both show in random states. What the budget decides is when a task is *handed* to
-its worker. Until then it waits, in one queue for all, so that the batch the consumer needs next is
-always among those in flight. In flight is what is being made, each counted as large as the largest
-batch so far, and what has arrived and is not unpacked.
+It comes in four parts: `flow` has the way of a batch from the sampler to the consumer, `seats` the
+states of workers, `restarts` what a death says of a sample and of the next start; here is the door,
+and what happens to workers.
 
 A worker that has grown too large says so after an answer and goes (`WorkerRetired`). That is no
 death: nothing is counted, and its successor takes up from the same random state.
@@ -45,24 +38,20 @@ that has grown too large asks (`WorkerGrown`) and goes on meanwhile: first a pro
 tries to take up its stream (`Rehearse`), and only if that was exact, and made a smaller process, it
 is told to go (`Retire`). If it was not, no worker of this pool is replaced for its size any more.
 
-Tasks left over when the consumer starts a new epoch early are still executed,
-because torch's workers execute them too and their random state shows it; their results are dropped.
-
 What an event costs does not depend on the number of workers, but for the first of an epoch, and for
 replicas that end.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from holdfast.engine import restarts as r
 from holdfast.engine.continuation import Recovery
+from holdfast.engine.flow import NONE, BeforeSizesAreKnown, Flow
 from holdfast.engine.seats import Parting, Seat, SeatState
 from holdfast.engine.vocabulary import (
-    END,
     Abandon,
     Action,
     Ask,
@@ -70,24 +59,21 @@ from holdfast.engine.vocabulary import (
     BatchReady,
     Began,
     Convict,
-    Deliver,
-    Delivery,
     Dispatch,
     Drained,
     Draw,
     Drawn,
     Dump,
-    End,
     EpochBegan,
     Event,
     Exit,
     Forget,
     GaveUp,
-    Item,
+    Hurried,
     Kill,
+    Limits,
     Outcome,
     Poisoned,
-    Position,
     Rehearse,
     Rehearsed,
     Renew,
@@ -96,7 +82,6 @@ from holdfast.engine.vocabulary import (
     Restart,
     RestartPolicy,
     Resumed,
-    Resumption,
     Retire,
     RoomChanged,
     Start,
@@ -104,8 +89,6 @@ from holdfast.engine.vocabulary import (
     Stopped,
     StreamLost,
     Survived,
-    Task,
-    TaskState,
     Ticked,
     Unpacked,
     WentAstray,
@@ -117,18 +100,13 @@ from holdfast.engine.vocabulary import (
     WorkerStalled,
 )
 
-__all__ = ["ABANDON_AFTER", "KILL_AFTER", "BeforeSizesAreKnown", "Machine"]
+__all__ = ["RAISES", "BeforeSizesAreKnown", "Machine"]
 
-KILL_AFTER: Final = 0.5  # seconds a worker has to dump its stack, or to exit, before SIGKILL
-ABANDON_AFTER: Final = 1.0  # seconds after SIGKILL when the run goes on without the worker
 RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
-BeforeSizesAreKnown = Literal["one", "one-each", "any"]
-_NONE: Final[tuple[Action, ...]] = ()
-_DRAW_ONE: Final = Draw(1)
-_HELD, _SENT, _DONE = TaskState.HELD, TaskState.SENT, TaskState.DONE
+_LIMITS: Final = Limits()
 
 
-class Machine:
+class Machine(Flow):
     """Events in, actions out. See the module's text for what it promises."""
 
     def __init__(
@@ -144,58 +122,38 @@ class Machine:
         recovery: Recovery = "auto",
         before_sizes_are_known: BeforeSizesAreKnown = "any",
         largest: int | None = None,
+        limits: Limits = _LIMITS,
+        may_deepen: bool = False,
     ) -> None:
         """`leaves_out` if there is a policy for bad samples, so that a batch can do without one;
         `largest` the size of the largest batch, if that is known from before. Else, until the first
-        has arrived, as many are made at a time as `before_sizes_are_known` says."""
-        self.workers = workers
-        self.limit = workers * prefetch
-        self.in_order = in_order
+        has arrived, as many are made at a time as `before_sizes_are_known` says. With `may_deepen`,
+        for map-style data in order, more than `prefetch` are made ahead if they are small and
+        quick."""
+        seats = tuple(Seat(worker) for worker in range(workers))
+        may_deepen = may_deepen and in_order and not iterable and not persistent
+        super().__init__(seats, prefetch, in_order, before_sizes_are_known, largest, may_deepen)
         self.iterable = iterable
         self.persistent = persistent
         self.recovery = recovery  # of streams
         self.recycles = not iterable or recovery != "raise"
         """Whether workers are replaced for their size."""
-        self.continued: int | None = None
-        """A worker whose stream another process has gone on with, in this epoch."""
-        self.epoch = 0
-        self.failure: GaveUp | None = None
-        self.seats: Sequence[Seat] = tuple(Seat(worker) for worker in range(workers))
-        """To be read."""
+        self.limits = limits
         self.restarts = r.Restarts(
-            self.seats,
+            seats,
             restarts,
+            limits,
             iterable=iterable,
             leaves_out=leaves_out and not iterable,  # there is no way past one but through it
         )
-        self.room: int | None = None
-        self.largest = largest
-        self.peak = 0
-        """Bytes that were in flight at the most."""
-        self._at_first = before_sizes_are_known
-        self._making = 0  # tasks handed out and not answered
-        self._arrived_bytes = 0  # of answers, until they are unpacked or dropped
-        self._unread = 0  # of these: of the batch that the consumer was given last
-        self._prefetch = prefetch
-        self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
-        self._arrived: deque[Task] = deque()  # only without order
-        self._waiting: deque[Task | tuple[Seat, Resumption]] = deque()  # not handed out yet
-        self._asked = False  # the consumer waits
-        self._next_number = 0
-        self._next_out = 0
-        self._turn = 0
-        self._load = [0] * workers  # tasks of each that are not delivered
-        self._active = workers  # seats that take tasks in this epoch
-        self._room_each = prefetch  # tasks each of them may have, without order
-        self._open = (1 << workers) - 1  # a bit for each seat that can take a task now
         self._timed: dict[int, Seat] = {}  # seats with a deadline
-        self._drained = False
         self._stopped = False
         self._unfit: frozenset[str] = frozenset()  # ways to take up a stream
         self._handlers: dict[type, Callable[[Any], Sequence[Action]]] = {
             Began: self._begin,
             EpochBegan: self._begin_epoch,
             Drained: self._drain,
+            Hurried: self._hurry,
             RoomChanged: self._change_room,
             Stopped: self._stop,
             Ticked: self._tick,
@@ -218,15 +176,16 @@ class Machine:
     def handle(self, event: Event) -> Sequence[Action]:
         """What is to be done about this, in this order."""
         if self._stopped:
-            return _NONE
+            return NONE
         kind = type(event)
-        actions: Sequence[Action] = _NONE
+        actions: Sequence[Action] = NONE
         # First those of every batch.
         if kind is BatchReady:
             self._batch_ready(event)  # type: ignore[arg-type]
         elif kind is Asked:
             self._asked = True
-            self._unpack()
+            if self._unread:
+                self._unpack()
         elif kind is Drawn:
             actions = self._draw(event)  # type: ignore[arg-type]
         elif kind is Unpacked:
@@ -234,35 +193,15 @@ class Machine:
         else:
             worker = getattr(event, "worker", None)
             if worker is not None and event.generation != self.seats[worker].generation:  # type: ignore[union-attr]
-                return _NONE  # from a worker we have gone on without
+                return NONE  # from a worker we have gone on without
             actions = self._handlers[kind](event)
         if self._waiting:
             actions = [*actions, *self._hand_out()]
         if self._asked:
-            what = self._take()
-            if what is not None:
-                self._asked = False
-                actions = [*actions, Deliver(what)]
-                if isinstance(what, Delivery):
-                    actions.append(_DRAW_ONE)
+            actions = self._give(actions)
         return actions
 
     # -- what may be asked ----------------------------------------------------------------
-
-    @property
-    def in_flight(self) -> int:
-        """Bytes: what is being made, and what has arrived and is not unpacked."""
-        return self._making * (self.largest or 1) + self._arrived_bytes
-
-    @property
-    def held_back(self) -> int:
-        """Tasks that wait for memory."""
-        return len(self._waiting)
-
-    def awaited(self) -> int | None:
-        """The worker that makes the batch the consumer waits for, if it can be told."""
-        task = self._tasks.get(self._next_out)
-        return None if task is None else task.worker
 
     def generation(self, worker: int) -> int:
         return self.seats[worker].generation
@@ -295,251 +234,12 @@ class Machine:
                 self._become(seat, SeatState.EMPTY)
         return [*starts, Draw(draws)]
 
-    def _go_to(self, position: Position) -> int:
-        """Begin in the middle of an epoch; how many tasks are drawn first."""
-        self._next_number = self._next_out = position.number
-        self._turn = position.turn
-        draws = self.limit
-        for seat, one in zip(self.seats, position.seats, strict=True):
-            seat.answered, seat.passed, seat.replica = one.answered, one.passed, one.replica
-            if one.ended:
-                seat.exhausted = True
-                self._end_seat(seat)
-                draws -= self._prefetch - 1  # as if it had ended on the way: see `_close_replica`
-        return draws
-
-    def _begin_epoch(self, event: EpochBegan) -> Sequence[Action]:
-        """Another epoch on persistent workers. What is still out is executed and dropped."""
-        self.epoch += 1
-        self.continued = None
-        self._asked = False
-        self._unpack()
-        for task in self._tasks.values():
-            if task.state is _DONE:
-                self._arrived_bytes -= task.nbytes
-        self._tasks.clear()
-        self._arrived.clear()
-        self._next_number = self._next_out = self._turn = 0
-        self._load = [0] * self.workers
-        self._active, self._room_each = self.workers, self._prefetch
-        self._open = (1 << self.workers) - 1
-        self._drained = False
-        for seat in self.seats:
-            seat.ended = False
-            self._waiting.append((seat, Resumption(self.epoch, event.seed)))
-        return [Draw(self.limit)]
-
     def _stop(self, event: Stopped) -> Sequence[Action]:
         self._stopped = True
         self._making = self._arrived_bytes = self._unread = 0
         self._waiting.clear()
         self._asked = False
-        return _NONE
-
-    # -- from the sampler to a worker -----------------------------------------------------
-
-    def _draw(self, event: Drawn) -> Sequence[Action]:
-        """Which worker makes this batch?"""
-        worker = self._whose_turn()
-        if worker is None:
-            return _NONE
-        number = self._next_number
-        self._next_number = number + 1
-        task = self._tasks[number] = Task(number, event.index, self.epoch, worker, event.keys)
-        load = self._load[worker] + 1
-        self._load[worker] = load
-        if not self.in_order and load >= self._room_each:
-            self._open &= ~(1 << worker)
-        if self._waiting or not self._fits(task):
-            self._waiting.append(task)
-            return _NONE
-        return self._hand(self.seats[worker], task)
-
-    def _drain(self, event: Drained) -> Sequence[Action]:
-        self._drained = True
-        return _NONE
-
-    def _whose_turn(self) -> int | None:
-        """torch's rule: the next worker in turn that can take a task."""
-        able = self._open
-        if not able:
-            return None
-        turn = self._turn
-        later = able >> turn
-        if later & 1:
-            worker = turn
-        elif later:
-            worker = turn + (later & -later).bit_length() - 1
-        else:
-            worker = (able & -able).bit_length() - 1
-        self._turn = worker + 1 if worker + 1 < self.workers else 0
-        return worker
-
-    def _end_seat(self, seat: Seat) -> None:
-        """It takes no more tasks in this epoch."""
-        if seat.ended:
-            return
-        seat.ended = True
-        self._active -= 1
-        self._open &= ~(1 << seat.id)
-        each = self.limit // self._active if self._active else 0
-        if each == self._room_each or self.in_order:
-            return
-        self._room_each = each  # not often: it takes as many values as twice the root of the limit
-        for one in self.seats:
-            if not one.ended and self._load[one.id] < each:
-                self._open |= 1 << one.id
-
-    def _fits(self, task: Task) -> bool:
-        """Whether there is room for another batch."""
-        largest = self.largest
-        if largest is None:
-            # How large they are is not known yet: nothing but one to see, or one for each worker
-            # where no limit was set that they might exceed.
-            largest = 1
-            if self._at_first == "one" and self.in_flight:
-                return False
-            if self._at_first == "one-each" and self.seats[task.worker].items:
-                return False
-        room = self.room
-        if room is None:
-            return True
-        in_flight = self._making * largest + self._arrived_bytes
-        return not in_flight or in_flight + largest <= room
-
-    def _hand(self, seat: Seat, item: Task | Resumption) -> Sequence[Action]:
-        seat.items.append(item)
-        if isinstance(item, Task):
-            item.state = _SENT
-            self._making += 1
-            self._note_peak()
-        if seat.alive:
-            return (Dispatch(seat.id, item),)
-        if isinstance(item, Resumption) or seat.state is SeatState.PAUSED:
-            return _NONE  # no process is started for that alone, or before its time
-        return self._restart(seat) if self.failure is None else _NONE
-
-    def _hand_out(self) -> list[Action]:
-        actions: list[Action] = []
-        waiting = self._waiting
-        while waiting:
-            first = waiting[0]
-            if isinstance(first, Task):
-                if not self._fits(first):
-                    break
-                actions += self._hand(self.seats[first.worker], first)
-            else:
-                actions += self._hand(*first)
-            waiting.popleft()
-        return actions
-
-    def _change_room(self, event: RoomChanged) -> Sequence[Action]:
-        self.room = event.room
-        return _NONE
-
-    def _note_peak(self) -> None:
-        in_flight = self._making * (self.largest or 1) + self._arrived_bytes
-        if in_flight > self.peak:
-            self.peak = in_flight
-
-    # -- from a worker to the consumer ----------------------------------------------------
-
-    def _batch_ready(self, event: BatchReady) -> None:
-        seat = self.seats[event.worker]
-        if event.generation != seat.generation:
-            return  # from a worker we have gone on without
-        task = self._answered(seat)
-        _agree(task, event.task)
-        assert isinstance(task, Task)
-        self._making -= 1
-        nbytes = event.nbytes
-        if nbytes is None:
-            nbytes = 1  # what is out counts: "nothing in flight" is to be true
-        else:
-            nbytes = max(1, nbytes)
-            if self.largest is None or nbytes > self.largest:
-                self.largest = nbytes
-        self._finish(task, event.result, nbytes)
-        self._note_peak()
-
-    def _finish(self, task: Task, result: Any, nbytes: int) -> None:
-        task.state = _DONE
-        if task.epoch != self.epoch:
-            return  # left over from an epoch the consumer broke off
-        task.result = result
-        task.nbytes = nbytes
-        self._arrived_bytes += nbytes
-        if not self.in_order:
-            self._arrived.append(task)
-
-    def _answered(self, seat: Seat) -> Item:
-        item = seat.items.popleft()
-        seat.answered += 1
-        seat.failed_catching_up = 0
-        seat.absolve()
-        if isinstance(item, Task):
-            seat.replica += 1
-        else:
-            assert isinstance(item, Resumption), item
-            seat.epoch = item.epoch
-            seat.passed += seat.replica > 0
-            seat.replica = 0
-            seat.exhausted = False
-        return item
-
-    def _resumed(self, event: Resumed) -> Sequence[Action]:
-        self._answered(self.seats[event.worker])
-        return _NONE
-
-    def _replica_ended(self, event: ReplicaEnded) -> Sequence[Action]:
-        seat = self.seats[event.worker]
-        task = self._answered(seat)
-        _agree(task, event.task)
-        self._making -= 1
-        return self._close_replica(seat)
-
-    def _close_replica(self, seat: Seat) -> Sequence[Action]:
-        """The worker answers nothing more of what it was given for this epoch."""
-        seat.exhausted = True
-        while seat.items and isinstance(seat.items[0], Task):
-            seat.items.popleft()
-            self._making -= 1
-        if self._waiting:
-            self._waiting = deque(one for one in self._waiting if not _is_of(one, seat))
-        if seat.epoch != self.epoch:
-            return _NONE
-        self._end_seat(seat)
-        return (_DRAW_ONE,)
-
-    def _take(self) -> Delivery | End | GaveUp | None:
-        """What the consumer gets now; None if it has to wait."""
-        if self._arrived:
-            return self._deliver(self._arrived.popleft())
-        while self._next_out < self._next_number:
-            task = self._tasks.get(self._next_out)
-            if task is not None:
-                if task.state is _DONE:
-                    self._next_out += 1
-                    return self._deliver(task)
-                if not self.seats[task.worker].ended:
-                    return self.failure
-                del self._tasks[task.number]  # its replica ended before it
-            self._next_out += 1
-        return END
-
-    def _deliver(self, task: Task) -> Delivery:
-        self._tasks.pop(task.number, None)
-        worker = task.worker
-        self._load[worker] -= 1
-        if not self.in_order and self._load[worker] < self._room_each:
-            self._open |= (not self.seats[worker].ended) << worker
-        self._unpack()
-        self._unread = task.nbytes
-        return Delivery(task, task.result)
-
-    def _unpack(self) -> None:
-        self._arrived_bytes -= self._unread
-        self._unread = 0
+        return NONE
 
     # -- workers that come and go ---------------------------------------------------------
 
@@ -558,24 +258,24 @@ class Machine:
             self._become(seat, SeatState.RUNNING)
         seat.failed_starts = seat.killed_starts = 0
         seat.unborn.clear()
-        return _NONE
+        return NONE
 
     def _survived(self, event: Survived) -> Sequence[Action]:
         self.restarts.acquit(self.seats[event.worker])
-        return _NONE
+        return NONE
 
     def _refused(self, event: WorkerRefused) -> Sequence[Action]:
         self.failure = GaveUp("refused", event.worker)
-        return _NONE
+        return NONE
 
     def _retired(self, event: WorkerRetired) -> Sequence[Action]:
         self._let_go(self.seats[event.worker], Parting.SIZE, event.at)
-        return _NONE
+        return NONE
 
     def _astray(self, event: WentAstray) -> Sequence[Action]:
         self._unfit |= event.unfit
         self._let_go(self.seats[event.worker], Parting.WAY, event.at)
-        return _NONE
+        return NONE
 
     def _stream_lost(self, event: StreamLost) -> Sequence[Action]:
         seat = self.seats[event.worker]
@@ -584,13 +284,13 @@ class Machine:
         else:
             self._become(seat, SeatState.EMPTY)
         self._lose(seat, event.why)
-        return _NONE
+        return NONE
 
     def _let_go(self, seat: Seat, why: Parting, at: float) -> None:
         """It has a moment to exit by itself."""
         if seat.alive:
             seat.parting = why
-            self._become(seat, SeatState.LEAVING, at + KILL_AFTER)
+            self._become(seat, SeatState.LEAVING, at + self.limits.kill_after)
 
     def _lose(self, seat: Seat, why: str, *deaths: Exit) -> None:
         if self.failure is None:
@@ -599,8 +299,8 @@ class Machine:
     def _stalled(self, event: WorkerStalled) -> Sequence[Action]:
         seat = self.seats[event.worker]
         if not seat.at_work:
-            return _NONE
-        self._become(seat, SeatState.DUMPING, event.at + KILL_AFTER)
+            return NONE
+        self._become(seat, SeatState.DUMPING, event.at + self.limits.kill_after)
         return (Dump(seat.id, seat.generation),)
 
     def _tick(self, event: Ticked) -> Sequence[Action]:
@@ -611,12 +311,12 @@ class Machine:
             if seat.state is SeatState.PAUSED:
                 if self.failure is None:
                     self._become(seat, SeatState.EMPTY)
-                    actions += self._restart(seat) if self._needed(seat) else _NONE
+                    actions += self._restart(seat) if self._needed(seat) else NONE
             elif seat.state is SeatState.KILLING:
                 self._become(seat, SeatState.KILLING)  # once is enough
                 actions.append(Abandon(seat.id, seat.generation))
             else:
-                self._become(seat, SeatState.KILLING, event.at + ABANDON_AFTER)
+                self._become(seat, SeatState.KILLING, event.at + self.limits.abandon_after)
                 actions.append(Kill(seat.id, seat.generation))
         return actions
 
@@ -625,7 +325,7 @@ class Machine:
     def _grown(self, event: WorkerGrown) -> Sequence[Action]:
         seat = self.seats[event.worker]
         if seat.rehearsed or not seat.at_work:
-            return _NONE
+            return NONE
         if not self.recycles:
             return (Stay(seat.id, seat.generation, for_good=True),)
         seat.rehearsed = True
@@ -635,7 +335,7 @@ class Machine:
     def _rehearsed(self, event: Rehearsed) -> Sequence[Action]:
         seat = self.seats[event.worker]
         if not seat.rehearsed:
-            return _NONE
+            return NONE
         seat.rehearsed = False
         if event.unfit:  # perhaps another worker has found the same meanwhile
             self._unfit |= event.unfit
@@ -651,7 +351,7 @@ class Machine:
     def _exited(self, event: WorkerExited) -> Sequence[Action]:
         seat, exit = self.seats[event.worker], event.exit
         if not seat.alive:
-            return _NONE
+            return NONE
         was_ready, head, was_loading = seat.ready, seat.head, r.loading(seat, exit)
         if seat.parting is not None or exit.renewed:
             recycled = seat.parting is Parting.SIZE
@@ -693,14 +393,14 @@ class Machine:
         self._vacate(seat)
         outcome = Outcome.NOTHING
         if self.failure is not None:
-            return _NONE, outcome
+            return NONE, outcome
         if exit.shortage:
             self._put_off(seat, exit)
-            return _NONE, Outcome.TRIED_AGAIN
+            return NONE, Outcome.TRIED_AGAIN
         reason = self.restarts.cannot_go_on(seat, exit, was_ready)
         if reason is not None:
             self.failure = GaveUp(reason, seat.id, (exit,))
-            return _NONE, outcome
+            return NONE, outcome
         conclusions, poisoned = self.restarts.conclude(seat, exit)
         actions: list[Action] = list(conclusions)
         if poisoned is not None:
@@ -720,7 +420,9 @@ class Machine:
         if self.failure is not None:
             return [one for one in actions if isinstance(one, Draw)], outcome
         if not was_ready and seat.killed_starts > 1:
-            self._become(seat, SeatState.PAUSED, exit.at + r.pause(seat.killed_starts - 1))
+            self._become(
+                seat, SeatState.PAUSED, exit.at + self.limits.pause(seat.killed_starts - 1)
+            )
             return actions, outcome
         return [*actions, *self._restart(seat)], outcome
 
@@ -733,7 +435,7 @@ class Machine:
     def _succeed(self, seat: Seat) -> Sequence[Action]:
         """One that was to go is gone; what it left undone is its successor's."""
         self._vacate(seat)
-        return self._restart(seat) if self.failure is None and self._needed(seat) else _NONE
+        return self._restart(seat) if self.failure is None and self._needed(seat) else NONE
 
     def _needed(self, seat: Seat) -> bool:
         """Whether there is, or may be, something for a worker in this seat to do."""
@@ -742,10 +444,10 @@ class Machine:
     def _put_off(self, seat: Seat, failed: Exit) -> None:
         """Try this start again later, or never."""
         seat.unborn.append(failed)
-        if seat.tries >= r.TRIES:
+        if seat.tries >= self.limits.tries:
             self.failure = GaveUp("shortage", seat.id, tuple(seat.unborn))
         else:
-            self._become(seat, SeatState.PAUSED, failed.at + r.pause(seat.tries))
+            self._become(seat, SeatState.PAUSED, failed.at + self.limits.pause(seat.tries))
 
     def _give_up(self, seat: Seat, poisoned: Poisoned) -> Sequence[Action]:
         """There is no way to make this batch: say so in its place."""
@@ -753,7 +455,7 @@ class Machine:
         self._making -= 1
         self._finish(poisoned.task, poisoned, 0)
         if not self.iterable:
-            return _NONE
+            return NONE
         seat.replica -= 1  # it was answered, and not made
         return self._close_replica(seat)  # there is no way past the sample but through it
 
@@ -775,14 +477,3 @@ def _restart_of(seat: Seat, actions: Sequence[Action], exit: Exit) -> Restart:
         return Restart.ANEW if renewed else Restart.NOW
     later = seat.state is SeatState.PAUSED and not exit.shortage
     return Restart.LATER if later else Restart.NO
-
-
-def _agree(item: Item, number: int) -> None:
-    """Also without assertions: batches that are mixed up must never be delivered."""
-    if not isinstance(item, Task) or item.number != number:
-        raise RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")
-
-
-def _is_of(item: Task | tuple[Seat, Resumption], seat: Seat) -> bool:
-    """Whether it is a task of the epoch this seat's replica is in."""
-    return isinstance(item, Task) and item.worker == seat.id and item.epoch == seat.epoch

@@ -76,6 +76,8 @@ __all__ = ["Pool", "TimedOut"]
 TURN = 0.02  # seconds that a question about a worker waits for the lock, or keeps it
 BRISK = 0.0005  # seconds: who had to wait no longer for a batch looks for the next one itself
 LOOKS = 100  # for so many times, which takes about 150 microseconds
+PACED = 32  # batches after which it is looked at how quickly they come,
+QUICK = 0.005  # which is quicker than so many seconds for each
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
 _NOBODYS = Origin()
 
@@ -105,10 +107,11 @@ class Pool:
         origin: Origin = _NOBODYS,
         explained: set[Hashable] | None = None,
         open_draws: bool = True,
+        may_hurry: bool = False,
     ) -> None:
         """`origin` says whose pool it is, `explained` which kinds of death its loader has explained
         so far; `open_draws` if the sampler is the user's own: it may take any time, or wait, and
-        signal handlers run in it."""
+        signal handlers run in it; `may_hurry` if the machine may deepen."""
         self.owner = os.getpid()
         self.origin = origin
         self.machine = machine
@@ -119,6 +122,9 @@ class Pool:
         self._midway = False  # in the middle of something that nobody can go on from
         self._shielded = False  # the user's signal handlers are put aside meanwhile
         self._open_draws = open_draws
+        self._may_hurry = may_hurry
+        self._paced = 0  # batches, as long as it may hurry,
+        self._pace_began = 0.0  # and when the last few of them began
         self._brisk = False  # the last batch came soon
         self._let_run = kernel.yield_processor()
         self._auto_collation = blueprint.auto_collation
@@ -171,9 +177,10 @@ class Pool:
             said=said,
             logbook=logbook,
         )
+        self.supervisor = self.crew.supervisor
         registry.enrol(self.watch)
         try:
-            self.crew.tell(v.Began())
+            self.supervisor.tell(v.Began())
             coroner.begin()  # reads much; meanwhile the first worker is being born
             self.watch.start()
         except BaseException:
@@ -182,7 +189,7 @@ class Pool:
 
     @property
     def epoch(self) -> Epoch:
-        return self.crew.epoch
+        return self.supervisor.epoch
 
     # -- the consumer's side --------------------------------------------------------------
 
@@ -193,7 +200,7 @@ class Pool:
         handler raises in between.
         """
         crew = self.crew
-        epoch = crew.epoch
+        epoch = self.supervisor.epoch
         try:
             self._enter()
             if self.watch.stage is not OPEN:
@@ -206,7 +213,7 @@ class Pool:
             if epoch.due:
                 self._draw(draw)
             if epoch.delivered is None:
-                crew.tell(v.ASKED)
+                self.supervisor.tell(v.ASKED)
                 if epoch.delivered is None:
                     crew.hear_awaited()
                 if epoch.delivered is None:
@@ -217,7 +224,10 @@ class Pool:
             epoch.taken, epoch.delivered = taken, None
             if isinstance(taken, v.Delivery):
                 self._count(taken.result)
-                self._draw(draw)
+                if self._may_hurry:
+                    self._look_at_the_pace()
+                if epoch.due > 0:
+                    self._draw(draw)
             else:
                 epoch.ended = taken is v.END
                 if epoch.ended and epoch.sampler_error is not None:
@@ -227,6 +237,17 @@ class Pool:
             self._fail(error)
             raise
         return taken  # type: ignore[no-any-return]
+
+    def _look_at_the_pace(self) -> None:
+        """Tell the machine, once, if batches follow each other quickly."""
+        self._paced += 1
+        if self._paced % PACED:
+            return
+        now = time.monotonic()
+        if now - self._pace_began < PACED * QUICK:
+            self._may_hurry = False
+            self.supervisor.tell(v.HURRIED)
+        self._pace_began = now
 
     def _count(self, result: Any) -> None:
         stats, machine = self.stats, self.machine
@@ -256,7 +277,7 @@ class Pool:
         try:
             self._enter()
             if self.watch.stage is OPEN:
-                self.crew.tell(v.UNPACKED)
+                self.supervisor.tell(v.UNPACKED)
             self._leave()
         except BaseException as error:
             self._fail(error)
@@ -268,7 +289,7 @@ class Pool:
             if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
                 self.epoch.taken = None
             if isinstance(taken, v.Delivery):
-                self.crew.drop_hint(taken.task)
+                self.supervisor.drop_hint(taken.task.epoch, taken.task.number)
 
     def _wait(self, draw: Callable[[], Any], timeout: float) -> None:
         """Wait for what the consumer is to get."""
@@ -296,8 +317,8 @@ class Pool:
         self.check_owner()
         with self._undivided():
             self._check()
-            self.crew.epoch = Epoch(shared_seed, account)
-            self.crew.tell(v.EpochBegan(shared_seed))
+            self.supervisor.epoch = Epoch(shared_seed, account)
+            self.supervisor.tell(v.EpochBegan(shared_seed))
             self._draw(draw)
 
     def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
@@ -307,7 +328,16 @@ class Pool:
             self._draw(draw)
 
     def _draw(self, draw: Callable[[], Any]) -> None:
-        crew, epoch = self.crew, self.epoch
+        """Draw what is due. A worker gets all that is drawn now in one message, unless to draw may
+        take long."""
+        if self.epoch.due > 1 and not self._open_draws:
+            with self.supervisor.gathering():
+                self._draw_each(draw)
+        else:
+            self._draw_each(draw)
+
+    def _draw_each(self, draw: Callable[[], Any]) -> None:
+        supervisor, epoch = self.supervisor, self.epoch
         while epoch.due > 0:
             open_ = self._open_draws and self._shielded
             if open_:
@@ -321,7 +351,7 @@ class Pool:
                         self._shield()
             except StopIteration:
                 epoch.due -= 1
-                crew.tell(v.DRAINED)
+                supervisor.tell(v.DRAINED)
             except BaseException as error:
                 epoch.sampler_error = repr(error)
                 if not interrupts.struck(error):  # else the index may be lost
@@ -333,9 +363,9 @@ class Pool:
                 index = keep(index)
                 keys = keys_of(index, self._auto_collation)
                 if epoch.account is not None:
-                    crew.hint_at(epoch.drawn, epoch.account.brief(epoch.drawn, keys))
+                    supervisor.hint_at(epoch.drawn, epoch.account.brief(epoch.drawn, keys))
                     epoch.drawn += 1
-                crew.tell(v.Drawn(index, keys))
+                supervisor.tell(v.Drawn(index, keys))
 
     # -- the workers ----------------------------------------------------------------------
 

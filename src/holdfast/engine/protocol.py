@@ -41,6 +41,7 @@ __all__ = [
     "TAKEN_UP",
     "Blueprint",
     "Equipment",
+    "Order",
     "Probe",
     "Setup",
     "order",
@@ -74,7 +75,7 @@ class Blueprint:
 class Probe:
     """What a process does that looks for a leak, instead of a worker's work."""
 
-    orders: tuple[bytes, ...]  # of tasks: what to load of a map-style dataset, again and again
+    orders: tuple[bytes, ...]  # whose tasks to make of a map-style dataset, again and again
     batches: int  # between two looks
 
 
@@ -121,10 +122,13 @@ class Equipment:
 
 # -- from the pool ------------------------------------------------------------------------
 
-Order = Literal["task", "briefed", "trial", "resume", "released", "retire", "shrink", "ask", "stay"]
-"""A task as torch gives it, or with a brief on bad samples; one sample to be loaded alone; another
-epoch; nothing to do, but parts of the arena are free again; to go, because of its size; to give
-back what it does not use; to ask whether it may go; and not to go, though it is too large."""
+Order = Literal[
+    "task", "briefed", "several", "trial", "resume", "released", "retire", "shrink", "ask", "stay"
+]
+"""A task as torch gives it, or with a brief on bad samples; several of these at once; one sample to
+be loaded alone; another epoch; nothing to do, but parts of the arena are free again; to go, because
+of its size; to give back what it does not use; to ask whether it may go; and not to go, though it
+is too large."""
 
 
 def order(kind: Order, number: int, content: Any, released: Sequence[int]) -> bytes:

@@ -52,6 +52,7 @@ from holdfast.engine.vocabulary import (
     Action,
     Convict,
     Exit,
+    Limits,
     Poisoned,
     Renew,
     RestartPolicy,
@@ -60,7 +61,7 @@ from holdfast.engine.vocabulary import (
     Trial,
 )
 
-__all__ = ["FAILED_STARTS", "TRIES", "Restarts", "loading", "pause"]
+__all__ = ["Restarts", "loading"]
 
 ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
 CLOSE: Final = 40  # a death is telling if the pause before was so many times as long,
@@ -71,12 +72,8 @@ WIDE: Final = 3 * CLOSE  # from the second time on so many times as long as it t
 LONGEST_WAIT: Final = 10.0  # but no longer
 REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
 REMEMBERED_STRIKES: Final = 10  # deaths in a row at one sample that are kept
-FAILED_STARTS: Final = 3  # deaths before "ready", in a row, after which a seat is given up
 INHERITED: Final = 2  # stalls on a lock that was held at the fork, before there is another fork,
 RENEWALS: Final = 3  # and how often that is done
-FIRST_PAUSE: Final = 0.1  # seconds before a start that could not be, or was killed, is tried again
-LONGEST_PAUSE: Final = 5.0
-TRIES: Final = 12  # such starts in a row after which a seat is given up: 31 s in all
 
 Conclusion = tuple[list[Action], Poisoned | None]
 """What is to be done, and what stands for the batch that is given up, if one is."""
@@ -86,10 +83,17 @@ class Restarts:
     """The deaths of one pool, and what is concluded from them."""
 
     def __init__(
-        self, seats: Sequence[Seat], policy: RestartPolicy, *, iterable: bool, leaves_out: bool
+        self,
+        seats: Sequence[Seat],
+        policy: RestartPolicy,
+        limits: Limits,
+        *,
+        iterable: bool,
+        leaves_out: bool,
     ) -> None:
         """`leaves_out` if there is a policy for bad samples, so that a batch can do without one."""
         self.policy = policy
+        self.limits = limits
         self.leaves_out = leaves_out
         self.counted: deque[Exit] = deque()
         """Those that count towards the limit."""
@@ -107,11 +111,11 @@ class Restarts:
             seat.killed_starts += not was_ready
         elif not was_ready:
             seat.failed_starts += 1
-            if seat.failed_starts >= FAILED_STARTS:
+            if seat.failed_starts >= self.limits.failed_starts:
                 return "cannot-start"
         elif exit.catching_up:
             seat.failed_catching_up += 1
-            if seat.failed_catching_up >= FAILED_STARTS:
+            if seat.failed_catching_up >= self.limits.failed_starts:
                 return "cannot-catch-up"
         return None
 
@@ -249,11 +253,6 @@ class Restarts:
             spared = [one for one in (*trial.before, *trial.alone) if not one.unproven]
             # In the order of time: whatever has expired is looked for at the front.
             self.counted = deque(sorted((*self.counted, *spared), key=lambda one: one.at))
-
-
-def pause(tries: int) -> float:
-    """Seconds after so many starts in a row that came to nothing."""
-    return min(FIRST_PAUSE * (1 << min(tries - 1, 32)), LONGEST_PAUSE)
 
 
 def loading(seat: Seat, exit: Exit) -> bool:

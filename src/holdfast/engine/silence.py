@@ -1,7 +1,8 @@
 """Who has been silent for too long: pure, with the time and the notes handed in.
 
 A worker shows that it lives by messages and by the notes in its black box, which it renews with
-every sample. If neither changes while it owes an answer, the time since is its silence. Silence is
+every sample. A part of a large message that has arrived counts too. If none of these changes while
+it owes an answer, the time since is its silence. Silence is
 measured by our own looks: where we did not look ourselves (Ctrl-Z, a suspended machine), nobody
 else can have made progress, and that time does not count.
 """
@@ -26,7 +27,8 @@ class Pulse:
     busy_since: float = 0.0  # it was asked or heard then
     spoke: bool = False  # since the last look
     note: Note | None = None  # of its black box at the last look, and since when it is so
-    note_since: float = 0.0
+    note_since: float = 0.0  # also: since when no part of a message has arrived
+    parts: int = 0  # of unfinished messages, received by the last look
 
 
 class Silence:
@@ -55,9 +57,17 @@ class Silence:
         return True
 
     def too_long(
-        self, worker: int, note_of: Callable[[int], Note], patience: float, now: float
+        self,
+        worker: int,
+        note_of: Callable[[int], Note],
+        patience: float,
+        now: float,
+        parts: int = 0,
     ) -> bool:
-        """Whether a worker that owes us something has been silent for more than `patience`."""
+        """Whether a worker that owes us something has been silent for more than `patience`.
+
+        `parts` is how many parts of large messages have arrived since its channel was made.
+        """
         pulse = self._pulses[worker]
         if pulse.spoke:
             pulse.spoke = False
@@ -65,6 +75,8 @@ class Silence:
         note = note_of(worker)
         if note != pulse.note:
             pulse.note, pulse.note_since = note, now
+        if parts != pulse.parts:
+            pulse.parts, pulse.note_since = parts, now
         if note.step == "boot":
             patience = max(patience, BOOT_ALLOWANCE)
         return now - max(pulse.busy_since, pulse.note_since, self._awake_since) > patience

@@ -15,7 +15,6 @@ from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Refused
 from holdfast.engine.machine import RAISES
 from holdfast.engine.obituaries import Obituaries
-from holdfast.engine.restarts import FAILED_STARTS
 from holdfast.errors import (
     PoisonSample,
     RestartLimitExceeded,
@@ -32,16 +31,16 @@ _SHOWN = 10
 
 
 def gave_up(
-    failure: v.GaveUp, policy: v.RestartPolicy, obituaries: Obituaries
+    failure: v.GaveUp, policy: v.RestartPolicy, limits: v.Limits, obituaries: Obituaries
 ) -> WorkerLost | WorkerStartError:
     """The error for a machine that does not replace workers any more."""
     mine = [one for one in obituaries.all() if one.worker_id == failure.worker]
     if failure.reason == "shortage":
         return _no_room(failure, mine, obituaries.origin)
     if failure.reason == "cannot-start":
-        return _never_ready(failure, mine, obituaries.origin)
+        return _never_ready(failure, mine[-limits.failed_starts :], obituaries.origin)
     if failure.reason == "cannot-catch-up":
-        return _never_caught_up(failure, mine, obituaries.origin)
+        return _never_caught_up(failure, mine[-limits.failed_starts :], obituaries.origin)
     if failure.reason == "stream":
         return _not_continued(failure, mine, obituaries)
     count = len(failure.deaths)
@@ -72,7 +71,7 @@ def _never_ready(failure: v.GaveUp, mine: Sequence[Incident], origin: Origin) ->
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} died again and again while it was starting, so it is not started "
         "again.\n"
-        f"{_list(mine[-FAILED_STARTS:])}\nWhat to do: {advice}"
+        f"{_list(mine)}\nWhat to do: {advice}"
     )
 
 
@@ -84,7 +83,7 @@ def _never_caught_up(
     return WorkerStartError(
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} died again and again while it was catching up with its predecessor, so "
-        f"it is not started again.\n{_list(mine[-FAILED_STARTS:])}\n"
+        f"it is not started again.\n{_list(mine)}\n"
         "What to do: run through the dataset's iterator by hand in a fresh Python, as far as the "
         "batch above; if it has load_state_dict(), load a state there and go on from it."
     )

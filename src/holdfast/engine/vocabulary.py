@@ -19,6 +19,7 @@ __all__ = [
     "ASKED",
     "DRAINED",
     "END",
+    "HURRIED",
     "SHORTAGES",
     "STOPPED",
     "UNPACKED",
@@ -42,8 +43,10 @@ __all__ = [
     "Exit",
     "Forget",
     "GaveUp",
+    "Hurried",
     "Item",
     "Kill",
+    "Limits",
     "Outcome",
     "Poisoned",
     "Position",
@@ -301,6 +304,12 @@ class Unpacked:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurried:
+    """Batches have followed each other so quickly that the consumer and the workers spend more time
+    on waking each other than on a batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoomChanged:
     """So many bytes may be in flight now; None: no limit."""
 
@@ -315,6 +324,7 @@ class Stopped:
 DRAINED: Final = Drained()
 ASKED: Final = Asked()
 UNPACKED: Final = Unpacked()
+HURRIED: Final = Hurried()
 STOPPED: Final = Stopped()
 
 
@@ -449,6 +459,7 @@ Event = (
     | Drained
     | Asked
     | Unpacked
+    | Hurried
     | RoomChanged
     | Stopped
     | WorkerReady
@@ -665,3 +676,23 @@ class RestartPolicy:
 
     intensity: int | None
     period: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long and how often something is tried with workers of one kind. These are for processes.
+
+    A start that could not be, or was killed, is tried again after a pause: the first is
+    `first_pause`, each is twice as long as the one before, and none longer than `longest_pause`.
+    """
+
+    kill_after: float = 0.5  # seconds to dump its stack, or to exit, before SIGKILL
+    abandon_after: float = 1.0  # seconds after SIGKILL when the run goes on without the worker
+    failed_starts: int = 3  # deaths before "ready", in a row, after which a seat is given up
+    tries: int = 12  # starts in a row that find no room, likewise: 31 s in all
+    first_pause: float = 0.1  # seconds
+    longest_pause: float = 5.0
+
+    def pause(self, tries: int) -> float:
+        """Seconds after so many starts in a row that came to nothing."""
+        return min(self.first_pause * (1 << min(tries - 1, 32)), self.longest_pause)

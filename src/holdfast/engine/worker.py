@@ -266,6 +266,8 @@ class _Worker:
             self.arena.release(offset)
         if kind in ("retire", "shrink", "ask", "stay"):
             self.wishes[kind] = content
+        elif kind == "several":
+            self.orders.extend(content)
         elif kind != "released":
             self.orders.append((kind, number, content))
         return bool(released)

@@ -62,6 +62,10 @@ class Budget:
     def in_flight(self) -> int:
         return sum([share.in_flight for share in self._shares])
 
+    def used_by_others(self, share: Share) -> int:
+        """Bytes that all but this pool have in flight."""
+        return self.in_flight - share.in_flight if len(self._shares) > 1 else 0
+
     def adapt(self, free: int | None, ranks: int, unborn: int = 0) -> None:
         """Follow the free memory of the machine, unless the user has given a number. `unborn`
         workers, which have not started yet, will need some of it."""
@@ -106,7 +110,7 @@ class Share:
             return 0
         if self.cap is not None:
             limit = min(limit, self.cap)
-        return limit - self.budget.in_flight + self.in_flight
+        return limit - self.budget.used_by_others(self)
 
     def close(self) -> None:
         self.in_flight = 0
