@@ -420,9 +420,8 @@ def test_no_leak_is_looked_for_where_a_worker_grows_by_a_cache_or_by_copying(
 @pytest.mark.parametrize(
     ("free", "search"),
     [
-        (1 << 40, (8, 1 << 38)),  # 76 batches are seven times ten
-        (1 << 28, (8, 1 << 26)),  # a sixteenth of a mebibyte for each of 64
-        (1 << 26, (2, 1 << 24)),
+        (1 << 40, (4, 1 << 38)),  # which leave eight mebibytes
+        (1 << 26, (1, 1 << 24)),  # seven times that fits
         (1 << 24, None),  # not even one at a time
         (None, None),
     ],
@@ -434,7 +433,7 @@ def test_a_leak_is_looked_for_as_long_as_there_is_room(
     monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(1 << 41, free))
     mind = Warden(Share(Budget(None)), 1 << 30, 2)
     for n in range(20):
-        mind.measured(0, Point(float(n), 4 * n, n << 22, n << 22, 0, 1000 + 9 * n, 0))
+        mind.measured(0, Point(float(n), 4 * n, n << 23, n << 23, 0, 1000 + 9 * n, 0))
     for _ in range(3):
         assert mind.retired(0) == search
         mind.searched()

@@ -10,6 +10,7 @@ and how much a process may take for that (`leak_probe`).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -41,6 +42,7 @@ WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for th
 AT_LEAST = 2 * BASE  # or these, if not even as much is left or it goes fast
 REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
 TRACED = 8  # batches between two looks of a leak probe, at most
+PILE = 8 << 20  # bytes that are left between two looks, and are enough to be seen
 LOOKS = 7  # so often it could make that many before it is as large as the worker was, or may be
 PART = 4  # of what is free, the part that it may take
 ATTEMPTS = 3  # leak probes, if they do not live long enough or see nothing
@@ -257,8 +259,8 @@ class Warden:
             return None
         room = self.reading.free // self.ranks // PART
         fit = int(room / growth.per_batch) // LOOKS
-        lived = points[-1].batches
-        return Search(max(1, min(TRACED, lived // LOOKS, fit)), room) if fit else None
+        seen, lived = math.ceil(PILE / growth.per_batch), points[-1].batches // LOOKS
+        return Search(max(1, min(TRACED, seen, lived, fit)), room) if fit else None
 
     def _note_recycling(self, worker: int, private: int | None) -> None:
         limit = self.allowance.private

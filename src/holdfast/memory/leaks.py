@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 from holdfast import authors
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import process
-from holdfast.memory.attributes import is_a, own
+from holdfast.memory.attributes import is_a, own, own_one
 from holdfast.memory.housekeeping import trim
 
 __all__ = [
@@ -255,21 +255,23 @@ _CONTAINERS = (list, dict, set, deque)
 
 def _containers(dataset: object) -> Iterator[tuple[str, Any]]:
     """Those that are a global of one of the user's modules, or an attribute of the dataset."""
-    for name, file, names in _modules():
+    for name, file, module in _modules():
         if authors.of_file(file) == "user":
-            yield from _of(names, name)
+            yield from _of(own(module), name)
     yield from _of(own(dataset), type(dataset).__name__)
 
 
-def _modules() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, file and what is in it, of those that have a file."""
+def _modules() -> Iterator[tuple[str, str, object]]:
+    """Those that have a file, with their names and files."""
     loaded: list[tuple[str, object]] = list(sys.modules.items())
     for name, module in loaded:
         if is_a(module, ModuleType):
-            names = own(module)  # a lazy one is not to be loaded now
-            file = names.get("__file__")
+            try:
+                file = own_one(module, "__file__")  # a lazy one is not to be loaded now
+            except KeyError:
+                continue
             if type(file) is str:
-                yield name, file, names
+                yield name, file, module
 
 
 def _of(names: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
