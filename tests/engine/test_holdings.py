@@ -8,27 +8,26 @@ from typing import Any
 
 import pytest
 
+from holdfast.engine.beside import Beside
 from holdfast.engine.channel import pair
 from holdfast.engine.holdings import Holdings
-from holdfast.engine.rehearsal import Rehearsals
 
 
-def test_a_forked_child_lets_go_of_the_channels_of_rehearsals_without_ending_them(
+def test_a_forked_child_lets_go_of_the_channels_of_processes_beside_without_ending_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     holdings: Any = object.__new__(Holdings)
-    holdings.places, holdings.channels, holdings.rehearsals = [], {}, {}
+    holdings.places, holdings.channels, holdings.beside = [], {}, {}
     holdings.poll = select.poll()
     holdings.lifeline = SimpleNamespace(let_go=lambda: None)
     holdings.boxes = SimpleNamespace(clear=lambda region: None)
     holdings._nursery = None
     monkeypatch.setattr(Holdings, "nursery", SimpleNamespace(closed=False))
     channel, theirs = pair()
-    monkeypatch.setattr(Rehearsals, "_start", lambda self, setup: channel)
-    monkeypatch.setattr("holdfast.engine.rehearsal.replace", lambda setup, **_: setup)
-    rehearsals = Rehearsals(holdings, 2, None)
-    setup: Any = SimpleNamespace(worker=0, generation=0)
-    assert rehearsals.begin(setup, 1)
+    monkeypatch.setattr(Beside, "_start", lambda self, setup: channel)
+    monkeypatch.setattr("holdfast.engine.beside.replace", lambda setup, **_: setup)
+    setup: Any = SimpleNamespace(worker=0, generation=0, probe=None)
+    assert Beside(holdings, 2, None).begin(setup)
     copy = channel.sock.dup()  # the trainer's own
     holdings.disown()
     assert channel.fileno() == -1

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
-import tracemalloc
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from holdfast.memory import leaks as leaks_module
-from holdfast.memory.aside import AsideTracer, LookFailed, TooSlow, _Clocks
-from holdfast.memory.leaks import FRAMES, Round, Tracer, _suspects, findings, growing
+from holdfast.memory.leaks import Round, Tracer, _suspects, findings, growing
 from tests.support import warm
-from tests.support.processes import eventually
 
 DATA = """
 import ctypes, os, signal
@@ -214,7 +208,7 @@ by_key, odd = {}, Odd()
 '''
 
 
-def test_nothing_of_the_users_runs_because_somebody_looks(
+def test_nothing_of_the_users_runs_because_of_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pitfalls.py").write_text(PITFALLS)
@@ -235,100 +229,6 @@ def test_nothing_of_the_users_runs_because_somebody_looks(
             del sys.modules[name]
     assert found is not None
     assert "pitfalls.by_key (dict of bytearray)" in [one.name for one in found.containers]
-
-
-def test_a_look_beside_the_work_keeps_nobody_waiting_and_sees_the_moment_it_was_begun_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The looks end only after all steps: a step that waited for one would wait for ever."""
-    gate = tmp_path / "gate"
-    kept: list[bytes] = []
-
-    def patient(dataset: object, *, stop: bool) -> Round:
-        assert eventually(gate.exists)
-        return Round({("a.py", 1): sum(map(len, kept))}, {}, 0, 0, {})
-
-    monkeypatch.setattr(leaks_module, "look", patient)
-    tracer = AsideTracer(1, rounds=3)
-    for _ in range(8):
-        tracer.begin()
-        kept.append(bytes(100_000))
-        assert tracer.step() is None
-    gate.touch()
-    found = None
-    deadline = time.monotonic() + 60
-    while found is None and time.monotonic() < deadline:
-        kept.append(bytes(100_000))  # after the last look
-        found = tracer.step()
-        time.sleep(0.01)
-    assert found is not None
-    assert [(one.name, one.total) for one in found.lines] == [("a.py:1", 300_000)]
-
-
-def traced_batch(tracer: AsideTracer, objects: int, seconds: float) -> None:
-    tracer.begin()
-    time.sleep(seconds)
-    len([float(n) for n in range(objects)])
-    assert tracer.step() is None
-
-
-def test_what_would_take_more_than_twice_as_long_is_not_traced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Batches that never wait. On a busy machine any batch waits for the processor, and has time left."""
-
-    def now(cls: type[_Clocks]) -> _Clocks:
-        return cls(time.thread_time(), time.thread_time())
-
-    monkeypatch.setattr(_Clocks, "now", classmethod(now))
-    tracer = AsideTracer(2)
-    try:
-        for _ in range(2):
-            traced_batch(tracer, 300_000, 0.0)
-        with pytest.raises(TooSlow):
-            traced_batch(tracer, 300_000, 0.0)
-        assert not tracemalloc.is_tracing()
-    finally:
-        tracer.close()
-
-
-def test_of_the_frames_as_many_are_kept_as_there_is_time_for() -> None:
-    def frames(objects: int, seconds: float) -> int:
-        tracer = AsideTracer(2)
-        try:
-            for _ in range(3):
-                traced_batch(tracer, objects, seconds)
-            return tracemalloc.get_traceback_limit()
-        finally:
-            tracer.close()
-
-    assert frames(0, 0.02) == FRAMES, "hardly anything is allocated"
-    assert 1 <= frames(200_000, 0.5) < FRAMES
-
-
-@pytest.mark.parametrize("how", ["raises", "is killed"])
-def test_a_look_that_fails_beside_the_work_is_told(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(dataset: object, *, stop: bool) -> Round:
-        if how == "is killed":
-            signal.raise_signal(signal.SIGKILL)
-        raise ValueError("an unexpected object")
-
-    monkeypatch.setattr(leaks_module, "look", fail)
-    tracer = AsideTracer(1)
-    error, words = (LookFailed, "unexpected object") if how == "raises" else (MemoryError, "killed")
-
-    def until_it_is_told() -> None:
-        for _ in range(3000):
-            tracer.step()
-            time.sleep(0.01)
-
-    try:
-        with pytest.raises(error, match=words):
-            until_it_is_told()
-    finally:
-        tracer.close()
 
 
 def test_packages_with_native_code_are_found_wherever_they_lie(

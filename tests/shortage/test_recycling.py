@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
+import json
 import logging
 import os
+import signal
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,7 +198,7 @@ def test_persistent_workers_are_replaced_over_epochs(monkeypatch: pytest.MonkeyP
     assert loader.stats()["recycled"] >= 4
 
 
-# -- and the successor of one that leaks says where ---------------------------------------
+# -- and a process beside them says where it leaks ----------------------------------------
 
 
 class LeaksNatively(Dataset[Any]):
@@ -211,6 +214,11 @@ class LeaksNatively(Dataset[Any]):
         return torch.rand(8) + index
 
 
+def on_a_busy_machine_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe runs when nothing else does, which a test cannot wait for. Forked processes inherit this."""
+    monkeypatch.setattr("holdfast.kernel.let_others_run", lambda: None)
+
+
 def line_of_the_leak() -> str:
     lines = Path(__file__).read_text().splitlines()
     return f"{__file__}:{1 + next(n for n, line in enumerate(lines) if '_leaked.append' in line)}"
@@ -220,13 +228,13 @@ def line_of_the_leak() -> str:
     ("kind", "policy"),
     [
         (Leaks, "raise"),
-        # A worker looks after each batch, whoever made it.
+        # The probe looks after each batch, whatever makes it.
         pytest.param(Leaks, "skip", marks=pytest.mark.slow),
         pytest.param(LeaksInTurnAndKnowsWhere, "raise", marks=pytest.mark.slow),
         (LeaksNatively, "raise"),
     ],
 )
-def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
+def test_after_a_worker_was_replaced_for_a_leak_a_process_beside_the_workers_names_the_line(
     kind: Any,
     policy: Any,
     tmp_path: Path,
@@ -234,12 +242,7 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
-    # A walk through all pages, ten seconds after the start on a slow machine, would count what looking for leaks has
-    # copied of this process and its thousands of tests: that alone can be more than the limit, and the worker would
-    # be replaced before it has seen enough. Forked workers inherit this.
-    monkeypatch.setattr("holdfast.memory.housekeeping.SELDOM", 3600.0)
-    # Six batches are a worker's life here, and take less time than to look at all there is in this process.
-    monkeypatch.setattr("holdfast.memory.aside.SHORTEST_WAIT", 30.0)
+    on_a_busy_machine_too(monkeypatch)
     trim()  # what others have left free here would serve a leak for a while, and nothing would grow
     expected, _ = stream(torch.utils.data.DataLoader, kind())
     with caplog.at_level(logging.WARNING, "holdfast"):
@@ -247,7 +250,6 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
             holdfast.DataLoader,
             kind(),
             wait_for=has_recycled,
-            # Of 32 batches: the successor has made all of its own, and is not told to go before it has seen them.
             then_for=lambda: "what piles up" in caplog.text,
             worker_memory_limit="48MiB",
             on_bad_sample=policy,
@@ -276,16 +278,15 @@ def test_the_successor_of_a_worker_that_leaks_is_traced_and_names_the_line(
         assert leak["containers"][0]["name"] == f"{__name__}._leaked (list of numpy.ndarray)"
 
 
-def test_a_worker_whose_tracing_fails_goes_on(
+def test_if_tracing_fails_that_is_told_and_the_run_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(dataset: object, *, stop: bool) -> None:
-        raise ValueError("an object nobody thought of")
+    def fail(dataset: object) -> None:
+        raise ValueError("an unexpected object")
 
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
-    monkeypatch.setattr("holdfast.memory.leaks.look", fail)  # inherited by forked workers
-    # A worker that goes before its copy has said anything would not know.
-    monkeypatch.setattr("holdfast.memory.aside.SHORTEST_WAIT", 30.0)
+    monkeypatch.setattr("holdfast.memory.leaks.look", fail)  # inherited by forked processes
+    on_a_busy_machine_too(monkeypatch)
     expected, _ = stream(torch.utils.data.DataLoader, Leaks())
     with caplog.at_level(logging.WARNING, "holdfast"):
         found, loader = stream(
@@ -298,7 +299,93 @@ def test_a_worker_whose_tracing_fails_goes_on(
     assert found == expected
     assert loader.incidents == []
     (told,) = [one.message for one in caplog.records if "cannot be said" in one.message]
-    assert "ValueError: an object nobody thought of" in told
+    assert "ValueError: an unexpected object" in told
+
+
+class Witnessed(Leaks):
+    """Each process that loads a sample leaves a note of itself. The probe then waits, on demand."""
+
+    def __init__(self, folder: Path, *, stays: bool) -> None:
+        super().__init__()
+        self.folder = folder
+        self.stays = stays
+
+    def __getitem__(self, index: int) -> Any:
+        name = Path("/proc/self/comm").read_text().strip()
+        traced = tracemalloc.is_tracing()
+        if traced or name == "hf_leak_probe":
+            worker = get_worker_info()
+            assert worker is not None
+            note = {
+                "name": name,
+                "worker": worker.id,
+                "seed": worker.seed,
+                "nice": os.nice(0),
+                "idle": os.sched_getscheduler(0) == os.SCHED_IDLE,
+                "oom": int(Path("/proc/self/oom_score_adj").read_text()),
+            }
+            path = self.folder / f"{os.getpid()}{'-traced' if traced else ''}"
+            path.with_suffix(".new").write_text(json.dumps(note))
+            path.with_suffix(".new").rename(path)
+            while self.stays:
+                time.sleep(0.1)
+        return super().__getitem__(index)
+
+
+def has_left_a_note(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.suffix != ".new"]
+
+
+def test_only_the_probe_is_traced_and_it_is_the_last_to_run_and_the_first_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        _, loader = stream(
+            holdfast.DataLoader,
+            Witnessed(tmp_path, stays=False),
+            wait_for=lambda loader: has_recycled(loader) and has_left_a_note(tmp_path),
+            worker_memory_limit="48MiB",
+        )
+    notes = [json.loads(path.read_text()) for path in has_left_a_note(tmp_path)]
+    assert {note["name"] for note in notes} == {"hf_leak_probe"}, "no worker is traced"
+    (note,) = {tuple(sorted(note.items())) for note in notes}
+    found = dict(note)
+    assert (found["nice"], found["idle"], found["oom"]) == (19, True, 1000)
+    assert found["worker"] in (0, 1)
+    assert loader.incidents == []
+
+
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_whatever_ends_the_probe_is_no_incident(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is left of it (see conftest), also if it hangs when the loader is closed."""
+    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    on_a_busy_machine_too(monkeypatch)
+    ended: list[int] = []
+
+    def is_there(loader: Any) -> bool:
+        pids = [int(path.name) for path in has_left_a_note(tmp_path)]
+        if end == "killed":
+            for pid in pids:
+                if pid not in ended:
+                    os.kill(pid, signal.SIGKILL)  # a child of the nursery, until it has told of it
+                    ended.append(pid)
+        return has_recycled(loader) and bool(pids)
+
+    expected, _ = stream(torch.utils.data.DataLoader, Leaks())
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        found, loader = stream(
+            holdfast.DataLoader,
+            Witnessed(tmp_path, stays=True),
+            wait_for=is_there,
+            worker_memory_limit="48MiB",
+        )
+    assert found == expected
+    assert loader.incidents == []
+    assert loader.stats()["restarts"] == 0
+    assert "what piles up" not in caplog.text
 
 
 def _leaks(n: int) -> Point:
@@ -320,37 +407,37 @@ def _caches(n: int) -> Point:
 @pytest.mark.parametrize(
     ("grows", "is_traced"), [(_leaks, True), (_copies, False), (_caches, False)]
 )
-def test_a_worker_that_grows_by_a_cache_or_by_copying_is_not_traced(
+def test_no_leak_is_looked_for_where_a_worker_grows_by_a_cache_or_by_copying(
     grows: Callable[[int], Point], is_traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
     mind = Warden(Share(Budget(None)), 1 << 30, 2)
     for n in range(20):
         mind.measured(0, grows(n))
-    mind.retired(0)
-    assert bool(mind.started(0)) is is_traced
+    assert (mind.retired(0) is not None) is is_traced
 
 
-def test_one_worker_at_a_time_is_traced_and_only_while_that_may_help(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("free", "search"),
+    [
+        (1 << 40, (4, 1 << 38)),  # which leave eight mebibytes
+        (1 << 26, (1, 1 << 24)),  # seven times that fits
+        (1 << 24, None),  # not even one at a time
+        (None, None),
+    ],
+)
+def test_a_leak_is_looked_for_as_long_as_there_is_room(
+    free: int | None, search: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(1 << 41, free))
     mind = Warden(Share(Budget(None)), 1 << 30, 2)
-
-    def replaced(worker: int) -> int:
-        for n in range(20):
-            mind.measured(worker, Point(float(n), 4 * n, n << 22, n << 22, 0, 1000 + 9 * n, 0))
-        mind.retired(worker)
-        batches = mind.started(worker)
-        assert mind.started(worker) == batches, "a start that failed is no attempt"
-        mind.born(worker)
-        return batches
-
-    assert replaced(0) == 8
-    assert replaced(1) == 0, "the other one is being traced"
-    assert replaced(0) == 8, "it did not live to tell"
-    assert replaced(0) == 8
-    assert replaced(0) == replaced(1) == 0, "three have been tried"
+    for n in range(20):
+        mind.measured(0, Point(float(n), 4 * n, n << 23, n << 23, 0, 1000 + 9 * n, 0))
+    for _ in range(3):
+        assert mind.retired(0) == search
+        mind.searched()
+    assert mind.retired(0) is None, "three have been tried"
 
 
 def test_growth_is_said_once_and_not_in_every_epoch(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast import kernel
 
-__all__ = ["Channel", "pair"]
+__all__ = ["PACKET", "Channel", "pair"]
 
 PACKET = 64 * 1024  # of payload; well below the default socket buffer of 208 KiB
 _LAST = b"\x00"

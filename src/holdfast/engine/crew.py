@@ -24,11 +24,12 @@ from typing import Any
 from holdfast.autopsy.coroner import INTERVAL, Coroner
 from holdfast.autopsy.incident import describe_end, describe_status
 from holdfast.autopsy.logbook import Logbook
-from holdfast.engine import registry
+from holdfast.engine import leak_probe, registry
 from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Failed, Refused, Reported
+from holdfast.engine.beside import PAYS, Beside, Tried, outcome
 from holdfast.engine.careful import DROPPED
-from holdfast.engine.channel import Channel
+from holdfast.engine.channel import PACKET, Channel
 from holdfast.engine.continuation import Finding, NoWay, Plan, choose, no_way
 from holdfast.engine.driver import Urgent
 from holdfast.engine.epoch import Epoch
@@ -41,7 +42,6 @@ from holdfast.engine.protocol import (
     CONTENT,
     ENDED,
     ERROR,
-    FOUND,
     GROWN,
     HEAD,
     MEMORY,
@@ -58,15 +58,15 @@ from holdfast.engine.protocol import (
     SURVIVED,
     TAKEN_UP,
     Order,
+    Probe,
     Setup,
     order,
 )
-from holdfast.engine.rehearsal import Rehearsals
 from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
-from holdfast.engine.warden import Warden
+from holdfast.engine.warden import TRACED, Search, Warden
 from holdfast.memory import codec
 from holdfast.memory.budget import Share
 from holdfast.memory.growth import Point, Said
@@ -115,10 +115,12 @@ class Crew:
         self._logbook = logbook
         for place in holdings.places:
             place.course.seed = epoch.shared_seed
-        self._rehearsals = Rehearsals(holdings, machine.workers, silence.timeout)
+        self._beside = Beside(holdings, machine.workers, silence.timeout)
         self._reports: deque[Report] = deque()  # of the nursery, read and not taken in yet
         self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
         self._told_of_renewal = False
+        # The last that workers of a map-style dataset were sent, for a leak probe.
+        self._sent: deque[bytes] = deque(maxlen=leak_probe.ROUNDS * TRACED)
 
     # -- what the watch has to know -------------------------------------------------------
 
@@ -167,8 +169,8 @@ class Crew:
         if worker is None:
             self._hear_nursery()
             return False
-        if self._rehearsals.owns(worker):
-            self._rehearsals.hear(worker)
+        if self._beside.owns(worker):
+            self._beside.hear(worker)
             return False
         channel = self._places[worker].channel
         if channel is None or channel.fileno() != fd:
@@ -226,9 +228,6 @@ class Crew:
             return
         elif kind == MEMORY:
             self._warden.measured(worker, Point(*POINT.unpack_from(message, 1)))
-            return
-        elif kind == FOUND:
-            self._warden.found(worker, pickle.loads(message[1:]))
             return
         elif kind == REMARK:
             self._remark(worker, *pickle.loads(message[1:]))
@@ -317,8 +316,43 @@ class Crew:
         """See `Driver`."""
         place = self._places[action.worker]
         setup = self._setup(action, None, place.random_before)
-        if isinstance(setup, NoWay) or not self._rehearsals.begin(setup, place.size):
-            self._tell(v.Rehearsed(action.worker, action.generation, None))
+        if not isinstance(setup, NoWay):
+            setup = dataclasses.replace(setup, rehearsal=int(PAYS * place.size))
+            if self._beside.begin(setup):
+                return
+        self._tell(v.Rehearsed(action.worker, action.generation, None))
+
+    # -- processes beside the workers -----------------------------------------------------
+
+    def _look_for_leak(self, worker: int, search: Search) -> None:
+        """Have it found in a process beside the workers which lines leak."""
+        orders = list(self._sent)[-leak_probe.ROUNDS * search.batches :]
+        if not orders and not self.machine.iterable:
+            return
+        setup = Setup(
+            worker=worker,
+            generation=self.machine.generation(worker),
+            shared_seed=self._places[worker].course.seed,
+            held=(),
+            answered=0,
+            passed=0,
+            replica=0,
+            exhausted=False,
+            random_state=None,
+            epoch_state=None,
+            allowance=dataclasses.replace(self._warden.allowance, private=search.nbytes),
+            regions=self._holdings.boxes.workers,
+            probe=Probe(tuple(orders), search.batches),
+        )
+        if self._beside.begin(setup):
+            self._warden.searched()
+
+    def _tried(self, tried: Tried) -> None:
+        """A process beside the workers has ended."""
+        if tried.setup.probe is None:
+            self._tell(outcome(tried))
+        elif tried.finding is not None:
+            self._warden.found(tried.setup.worker, tried.finding)
 
     # -- deaths ---------------------------------------------------------------------------
 
@@ -344,10 +378,10 @@ class Crew:
             self._report(self._reports.popleft())
 
     def _report(self, report: Report) -> None:
-        if self._rehearsals.owns(report.worker):
-            rehearsed = self._rehearsals.report(report)
-            if rehearsed is not None:
-                self._tell(rehearsed)
+        if self._beside.owns(report.worker):
+            tried = self._beside.report(report)
+            if tried is not None:
+                self._tried(tried)
             return
         place = self._places[report.worker]
         current = report.generation == self.machine.generation(report.worker)
@@ -355,7 +389,6 @@ class Crew:
             if current:
                 place.pid, place.exitcode = report.pid, None
                 self._coroner.born(report.worker, report.pid)
-                self._warden.born(report.worker)
         elif isinstance(report, Signalled):
             if current and report.signal == signal.SIGKILL:
                 place.kill_confirmed = True
@@ -428,7 +461,9 @@ class Crew:
     def forget(self, worker: int, recycled: bool) -> None:
         """See `Driver`."""
         if recycled:
-            self._warden.retired(worker)
+            search = self._warden.retired(worker)
+            if search is not None:  # once its successor is ordered, which comes first
+                self.supervisor.after(partial(self._look_for_leak, worker, search))
             self._stats.recycled += 1
             self._places[worker].gone = "recycled"
         self._coroner.left(worker)
@@ -446,8 +481,8 @@ class Crew:
         if status is not None and not how:
             how = describe_end(name, exitcode)
         with self.supervisor.together():  # all have been read before another is started
-            for outcome in self._rehearsals.lost():
-                self._tell(outcome)
+            for tried in self._beside.lost():
+                self._tried(tried)
             for worker in self._living():
                 self._spoil_arena(worker)  # its old worker may take a moment to die
                 self._died(
@@ -473,7 +508,7 @@ class Crew:
             return  # the next start makes another in any case
         self._hear_of_deaths()
         self._holdings.drop_nursery()
-        self._rehearsals.lost()  # with the workers that asked for them
+        self._beside.lost()  # with the workers that asked for them
         for worker in self._living():
             self._spoil_arena(worker)  # its old worker may take a moment to die
             place = self._places[worker]
@@ -533,7 +568,7 @@ class Crew:
         machine, silence, now = self.machine, self._silence, time.monotonic()
         silence.awake(now, self._longest_interval())
         self._coroner.look(now)
-        self._rehearsals.look(now)
+        self._beside.look(now)
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
@@ -620,6 +655,8 @@ class Crew:
             else:
                 message = order("several", 0, orders, released)
             self._holdings.post(channel, message)
+            if not self.machine.iterable and len(message) <= PACKET:
+                self._sent.append(message)
         self._orders.clear()
 
     def give_back(self) -> None:
@@ -638,8 +675,8 @@ class Crew:
         place.occupied, place.pid = True, None
         place.kill_confirmed = place.dumped = False
         place.pulse.busy_since = time.monotonic()
-        trace = self._warden.started(worker)
-        setup = self._setup(action, *self._random_states(action), trace)
+        self._warden.started(worker)
+        setup = self._setup(action, *self._random_states(action))
         if isinstance(setup, NoWay):
             place.occupied = False
             now = time.monotonic()
@@ -673,7 +710,6 @@ class Crew:
         action: v.Start | v.Rehearse,
         random_state: bytes | None,
         random_before: bytes | None,
-        trace: int = 0,
     ) -> Setup | NoWay:
         """Where the worker takes up, and with what."""
         worker, place = action.worker, self._places[action.worker]
@@ -693,7 +729,6 @@ class Crew:
             epoch_state=place.course.epoch_state,
             accused=isinstance(action, v.Start) and action.accused,
             allowance=self._warden.allowance,
-            trace=trace,
             plan=plan,
             marks=self.machine.iterable and self.machine.recovery != "raise",
             region=worker,
@@ -728,7 +763,7 @@ class Crew:
     def end(self, deadline: float) -> None:
         """Tell all workers to go, and wait for their end."""
         self.supervisor.stop()
-        self._rehearsals.stop()
+        self._beside.stop()
         self._holdings.send_all_away()
         self._wait_for_all(deadline)
 
@@ -746,7 +781,7 @@ class Crew:
             if reports is None:
                 break
             for report in reports:
-                if self._rehearsals.owns(report.worker):
+                if self._beside.owns(report.worker):
                     continue
                 place = self._places[report.worker]
                 if report.generation != self.machine.generation(report.worker):

@@ -80,7 +80,7 @@ class Holdings:
         self.places: list[Place] = []
         self.kept = Kept()  # by the consumer, of all arenas there ever were
         self.channels: dict[int, int] = {}  # descriptor -> worker
-        self.rehearsals: dict[int, Channel] = {}  # by descriptor; see `rehearsal`
+        self.beside: dict[int, Channel] = {}  # by descriptor; see `beside`
         self.poll = select.poll()
         self.backlog = False  # part of an order waits for room, and the watch does not know it yet
         self._blueprint = blueprint
@@ -90,8 +90,9 @@ class Holdings:
         with contextlib.ExitStack() as undo:
             self.lifeline = Lifeline()
             undo.callback(self.lifeline.cut)
-            # A stream may have to be tried by somebody else while its worker is at it.
-            self.boxes = BlackBoxes(2 * workers if blueprint.iterable else workers)
+            # Each stream may be tried by another process while its worker is at it. The last one
+            # is for a leak probe.
+            self.boxes = BlackBoxes((2 * workers if blueprint.iterable else workers) + 1)
             undo.callback(self.boxes.close)
             for worker in range(workers):
                 fd = arenas.create(f"holdfast-{worker}")
@@ -171,14 +172,14 @@ class Holdings:
                 worker, setup.generation, pickle.dumps(setup, 5), theirs.fileno(), place.arena
             )
 
-    def add_rehearsal(self, channel: Channel, region: int) -> None:
+    def add_beside(self, channel: Channel, region: int) -> None:
         """A process that is no worker: it has a channel, and no place."""
-        self.rehearsals[channel.fileno()] = channel
+        self.beside[channel.fileno()] = channel
         self.channels[channel.fileno()] = region
         self.poll.register(channel.fileno(), select.POLLIN)
 
-    def drop_rehearsal(self, channel: Channel) -> None:
-        self.rehearsals.pop(channel.fileno(), None)
+    def drop_beside(self, channel: Channel) -> None:
+        self.beside.pop(channel.fileno(), None)
         self.channels.pop(channel.fileno(), None)
         self.poll.unregister(channel.fileno())
         channel.close()
@@ -254,7 +255,7 @@ class Holdings:
         for place in self.places:
             if place.channel is not None:
                 place.channel.disown()
-        for channel in self.rehearsals.values():
+        for channel in self.beside.values():
             channel.disown()
         if self._nursery is not None:
             self._nursery.control.close()

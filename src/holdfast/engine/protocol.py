@@ -42,6 +42,7 @@ __all__ = [
     "Blueprint",
     "Equipment",
     "Order",
+    "Probe",
     "Setup",
     "order",
 ]
@@ -71,6 +72,14 @@ class Blueprint:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """What a process does that looks for a leak, instead of a worker's work."""
+
+    orders: tuple[bytes, ...]  # whose tasks to make of a map-style dataset, again and again
+    batches: int  # between two looks
+
+
+@dataclass(frozen=True)
 class Setup:
     """What one worker process is told when it starts."""
 
@@ -86,12 +95,17 @@ class Setup:
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
     allowance: Allowance
     accused: bool = False  # a sample that it will come to may have killed its predecessor
-    trace: int = 0  # batches between two looks for what piles up; 0 not to look
     plan: Plan | None = None  # how to take up a stream; None for the first worker of a seat
     marks: bool = False  # whether its batches leave fingerprints
     region: int = 0  # which black box it has,
     regions: int = 1  # of so many
     rehearsal: int | None = None  # it only tries to take up, growing by no more than these bytes
+    probe: Probe | None = None  # it only looks for a leak
+
+    @property
+    def beside(self) -> bool:
+        """Whether this process is no worker: see `beside`."""
+        return self.rehearsal is not None or self.probe is not None
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ READY: Final = b"R"
 REFUSED: Final = b"X"  # it cannot begin
 RAISED: Final = b"G"  # it is above its memory limit from the start: `SIZES`
 MEMORY: Final = b"M"  # how large it is now: `POINT`
-FOUND: Final = b"F"  # which lines hold growing memory, or why nobody knows, pickled
+FOUND: Final = b"F"  # which lines hold growing memory, or why that is not known, pickled
 REMARK: Final = b"K"  # something the user should know, once: what about and the words, pickled
 RETIRED: Final = b"L"  # it goes, because of its size
 GROWN: Final = (

@@ -3,16 +3,18 @@
 It reads what is left, lets `Pressure` say how bad that is, and draws the consequences: a narrower
 share of the budget, and a worker to be replaced. Everything it decides with is pure; it only reads.
 
-A worker that was replaced because it leaks tells nothing any more, but its successor will leak as
-well: it is traced while it works, once in a run, for a few dozen batches, and names the lines.
+When a worker was replaced because it leaks, it says that the lines are to be found, once in a run,
+and how much a process may take for that (`leak_probe`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine import in_words
@@ -27,7 +29,7 @@ from holdfast.memory.pressure import AFTER_A_DEATH, CAPS, TIGHT, Level, Pace, Pr
 from holdfast.memory.shares import BASE
 from holdfast.origin import Origin
 
-__all__ = ["Warden"]
+__all__ = ["TRACED", "Search", "Warden"]
 
 log = logging.getLogger("holdfast")
 
@@ -39,9 +41,11 @@ AGAIN = 1.0  # seconds until the same worker is replaced again, twice as many ea
 WORTH_IT = 32 << 20  # bytes a worker must have of its own to be replaced for them,
 AT_LEAST = 2 * BASE  # or these, if not even as much is left or it goes fast
 REMEMBERED = 64  # measurements of a worker; even, so that thinning spares the last
-TRACED = 8  # batches between two looks of a worker that is traced, at most
-LOOKS = 7  # so often it should come to that many before it is replaced itself
-ATTEMPTS = 3  # successors that are traced, if they do not live long enough
+TRACED = 8  # batches between two looks of a leak probe, at most
+PILE = 8 << 20  # bytes that are left between two looks, and are enough to be seen
+LOOKS = 7  # so often it could make that many before it is as large as the worker was, or may be
+PART = 4  # of what is free, the part that it may take
+ATTEMPTS = 3  # leak probes, if they do not live long enough or see nothing
 _PARTS = {4: "quarter", 16: "sixteenth"}
 RECOVER_AFTER = 300.0  # seconds without a death by memory until more is allowed again
 
@@ -58,6 +62,13 @@ _AT_START = {
     True: "what worker_init_fn or iter(dataset) loads in each worker",
     False: "the dataset itself, copied into each worker by spawn or forkserver",
 }
+
+
+class Search(NamedTuple):
+    """How to look for a leak."""
+
+    batches: int  # between two looks
+    nbytes: int  # that the process may grow by
 
 
 @dataclass
@@ -119,9 +130,7 @@ class Warden:
         self._workers = workers
         self._points: dict[int, list[Point]] = {}
         self._said = Said() if said is None else said  # of growth, by this loader
-        self._to_trace: dict[int, int] = {}  # workers whose successor is, and how often it looks
-        self._traced: int | None = None  # the worker that is being traced
-        self._attempts = 0
+        self._attempts = 0  # to find a leak
         if reading.oom_group and not _told.oom_group:
             _told.oom_group = True
             log.warning(
@@ -239,17 +248,19 @@ class Warden:
         if self._logbook is not None:
             self._logbook.event(event, text, **figures)
 
-    def retired(self, worker: int) -> None:
-        """A worker has gone because of its size; if it was a leak, its successor is traced."""
+    def retired(self, worker: int) -> Search | None:
+        """A worker has gone because of its size; if it was a leak, how it is to be looked for."""
         points = self._points.get(worker, [])
         self._note_recycling(worker, points[-1].private if points else None)
         growth = classify(points)
         if growth is None or growth.kind not in ("python-leak", "native-leak"):
-            return
-        if _told.leak or self._attempts >= ATTEMPTS or self._traced not in (None, worker):
-            return
-        lived = points[-1].batches
-        self._to_trace[worker] = max(1, min(TRACED, lived // LOOKS))
+            return None
+        if _told.leak or self._attempts >= ATTEMPTS or self.reading.free is None:
+            return None
+        room = self.reading.free // self.ranks // PART
+        fit = int(room / growth.per_batch) // LOOKS
+        seen, lived = math.ceil(PILE / growth.per_batch), points[-1].batches // LOOKS
+        return Search(max(1, min(TRACED, seen, lived, fit)), room) if fit else None
 
     def _note_recycling(self, worker: int, private: int | None) -> None:
         limit = self.allowance.private
@@ -297,29 +308,19 @@ class Warden:
         log.warning("%s%s", self._whose, text)
         self._write("not-recycled", text, worker=worker, private=size)
 
-    def started(self, worker: int) -> int:
-        """A fresh process is to take this worker's place; how many batches it makes between two
-        looks for what piles up, 0 if it is not to look."""
+    def started(self, worker: int) -> None:
+        """A fresh process is to take this worker's place."""
         self._points.pop(worker, None)
         asked = self._asked.pop(worker, None)
         if asked is not None:
             self._gone[worker] = asked
-        if self._traced == worker:
-            self._traced = None
-        batches = self._to_trace.get(worker, 0)
-        if batches and self._traced is None:
-            self._traced = worker
-            return batches
-        return 0
 
-    def born(self, worker: int) -> None:
-        """The fresh process is there: it will not be tried again."""
-        if self._to_trace.pop(worker, 0) and self._traced == worker:
-            self._attempts += 1
+    def searched(self) -> None:
+        """A leak is being looked for."""
+        self._attempts += 1
 
     def found(self, worker: int, findings: leaks.Findings | leaks.Failed) -> None:
-        """What a traced worker has to say."""
-        self._traced = None
+        """What a leak probe has to say."""
         if isinstance(findings, leaks.Failed):
             self._attempts = ATTEMPTS  # the next one would fail as this one did
             log.warning(

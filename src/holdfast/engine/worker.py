@@ -22,7 +22,6 @@ import select
 import signal
 import socket
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,7 +35,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from holdfast import kernel
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import IDLE, SEND, START, STATE, STOP, Recorder
-from holdfast.engine import alone
+from holdfast.engine import alone, leak_probe
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.careful_iterable import CarefulIterableFetcher
 from holdfast.engine.careful_map import CarefulMapFetcher
@@ -75,15 +74,14 @@ from holdfast.engine.protocol import (
     TAKEN_UP,
     Blueprint,
     Equipment,
+    Probe,
     Setup,
 )
 from holdfast.engine.randomness import OWN_AT, Randomness, seed_worker
 from holdfast.engine.take_up import TakeUp, draw_and_drop, resting_state, state_now
 from holdfast.memory import codec, collate
 from holdfast.memory.arena import Arena
-from holdfast.memory.aside import AsideTracer, TooSlow
 from holdfast.memory.housekeeping import Housekeeper
-from holdfast.memory.leaks import Failed, Findings
 from holdfast.samples.record import message_of
 from holdfast.samples.substitute import Brief
 
@@ -100,8 +98,11 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     channel = Channel(socket.socket(fileno=equipment.channel))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _prefer_for_oom(500 if setup.rehearsal is None else 1000)
-    kernel.let_others_finish()
+    _prefer_for_oom(1000 if setup.beside else 500)
+    if setup.probe is None:
+        kernel.let_others_finish()
+    else:
+        kernel.let_others_run()
     keeper = Housekeeper(setup.allowance)
     faults = Faults.asked_for(setup.worker, setup.generation)
     recorder = Recorder(equipment.blackboxes, setup.regions, setup.region, equipment.dump)
@@ -115,7 +116,7 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
     try:
         blueprint = find_blueprint()
     except BaseException as error:
-        if setup.rehearsal is None:
+        if not setup.beside:
             _refuse(channel, describe(error, position=None, step="bootstrap"))
         channel.close()
         return
@@ -146,7 +147,6 @@ class _Worker:
         self.keeper = keeper
         self.fresh = True  # has made no batch yet
         self.retired = False
-        self.tracer = AsideTracer(setup.trace, dataset=blueprint.dataset) if setup.trace else None
         self.blueprint = blueprint
         self.careful = blueprint.policy is not None  # with samples that may be bad
         self.dataset = blueprint.dataset
@@ -170,7 +170,8 @@ class _Worker:
 
     def work(self) -> None:
         self.recorder.note(-1, -1, START)
-        collate.install(self.arena)
+        if self.setup.probe is None:
+            collate.install(self.arena)
         if self.setup.accused:
             alone.listen(self.recorder)
         try:
@@ -182,7 +183,7 @@ class _Worker:
             self.fail(error)
         if self.faults:
             self.faults.strike("before-ready")
-        if self.setup.rehearsal is None:
+        if not self.setup.beside:
             # To catch up with its predecessor may take long, and is no longer a part of the start.
             self.channel.send(READY)
         if self.broken is None:
@@ -194,6 +195,9 @@ class _Worker:
         if self.setup.rehearsal is not None:
             return  # it could not even begin: its end says so, and the worker stays
         self.keeper.begin()
+        if self.setup.probe is not None:
+            self._probe(self.setup.probe)
+            return
         self.recorder.note(-1, -1, IDLE)
         if self.keeper.raised:
             self.channel.send(RAISED + SIZES.pack(self.keeper.private(), self.keeper.limit or 0))
@@ -202,7 +206,7 @@ class _Worker:
         keeper = self.keeper
         while True:
             if not (self.orders or self.wishes):
-                message = self._next_order()
+                message = self.channel.receive()
                 if message is None:
                     return
                 self._take_in(message)
@@ -220,8 +224,6 @@ class _Worker:
             if not self.orders:
                 continue
             kind, number, content = self.orders.popleft()
-            if self.tracer is not None:
-                self.tracer.begin()
             if kind == "task":
                 self._do_task(number, content)
             elif kind == "briefed":
@@ -234,13 +236,11 @@ class _Worker:
                 raise AssertionError(f"an order that no worker knows: {kind!r}")
             if self.retired:
                 return
-            if self.tracer is not None and kind in ("task", "briefed"):
-                self._look_for_leaks(AsideTracer.step)
             keeper.batches += 1
             now = time.monotonic()
             if now >= keeper.due_at:
                 self.arena.trim()
-                if not keeper.look(now, traced=self.tracer is not None):
+                if not keeper.look(now):
                     if not self.blueprint.iterable:
                         self._retire()
                         return
@@ -251,18 +251,6 @@ class _Worker:
                 self.rung = self.recorder.bell[0]
                 self._look_for_released()
             self.recorder.note(-1, -1, IDLE)
-
-    def _next_order(self) -> bytes | None:
-        """Wait for it; meanwhile, take in what looking for leaks has shown."""
-        channel = self.channel.fileno()
-        while self.tracer is not None and self.tracer.pipe is not None:
-            poll = select.poll()
-            poll.register(channel, select.POLLIN)
-            poll.register(self.tracer.pipe, select.POLLIN)
-            if channel in (fd for fd, _ in poll.poll()):
-                break
-            self._look_for_leaks(AsideTracer.take_in)
-        return self.channel.receive()
 
     def _look_for_released(self) -> bool:
         """In the middle of a batch: take in what has been sent meanwhile, for its blocks."""
@@ -291,8 +279,7 @@ class _Worker:
     def _retire(self) -> None:
         """The last word: all that was answered counts, all else is for a fresh process."""
         self.retired = True
-        self._tell_sizes()  # before there are objects of ours among those that are counted
-        self._look_for_leaks(AsideTracer.end)
+        self._tell_sizes()
         self.channel.send(RETIRED)
 
     def _ask_to_go(self) -> None:
@@ -324,29 +311,16 @@ class _Worker:
         self.keeper.stay(for_good=self.wishes.pop("stay"))
         return False
 
-    def _look_for_leaks(self, look: Callable[[AsideTracer], Findings | None]) -> None:
-        if self.tracer is None:
-            return
-        try:
-            found = look(self.tracer)
-        except (MemoryError, TooSlow):
-            # No room to look: it is about to be replaced, and so is not the last. Or no time.
-            self.tracer.close()
-            self.tracer = None
-            return
-        except Exception:  # no reason to lose a healthy worker, and with it a batch
-            self.tracer.close()
-            self.tracer = None
-            self.channel.send(FOUND + pickle.dumps(Failed(traceback.format_exc()), 5))
-            return
+    def _probe(self, probe: Probe) -> None:
+        found = None if self.broken is not None else leak_probe.find(self, probe)
         if found is not None:
-            self.tracer = None
             self.channel.send(FOUND + pickle.dumps(found, 5))
 
     # -- becoming torch's worker ----------------------------------------------------------
 
     def _become(self) -> None:
-        torch.multiprocessing._set_thread_name("pt_data_worker")
+        name = "pt_data_worker" if self.setup.probe is None else "hf_leak_probe"
+        torch.multiprocessing._set_thread_name(name)
         torch.set_num_threads(1)
         worker, blueprint = self.setup.worker, self.blueprint
         seed = seed_worker(blueprint.base_seed, worker)

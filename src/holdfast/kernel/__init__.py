@@ -46,7 +46,7 @@ from holdfast.kernel.processes import (
     pidfd,
     signal_at_end,
 )
-from holdfast.kernel.scheduling import cores, let_others_finish, yield_processor
+from holdfast.kernel.scheduling import cores, let_others_finish, let_others_run, yield_processor
 from holdfast.kernel.survey import FEATURES, NEEDED, Feature, missing, survey
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "has_ended",
     "is_line",
     "let_others_finish",
+    "let_others_run",
     "limit",
     "limit_of",
     "mapped",

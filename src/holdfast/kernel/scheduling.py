@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from holdfast.kernel.chain import Chain, python
 
-__all__ = ["cores", "let_others_finish", "yield_processor"]
+__all__ = ["cores", "let_others_finish", "let_others_run", "yield_processor"]
 
 
 _yield: Chain[[], None] = Chain(
@@ -45,3 +45,13 @@ def let_others_finish() -> bool:
         return True
     except (AttributeError, OSError):
         return False
+
+
+def let_others_run() -> None:
+    """Run only when no other process wants the processor (``SCHED_IDLE``); where that is refused,
+    at the lowest priority."""
+    try:
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except (AttributeError, OSError):
+        pass  # a sandbox that does not let us: it has a worker's share

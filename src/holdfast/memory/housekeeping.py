@@ -236,18 +236,15 @@ class Housekeeper:
         trim()
         self._trimmed += max(0, before - self._anonymous())
 
-    def look(self, now: float, *, traced: bool = False) -> bool:
-        """Whether this worker may take another task; if not, it should go.
-
-        One that is traced copies much of what it inherited by looking at it. That is no reason.
-        """
+    def look(self, now: float) -> bool:
+        """Whether this worker may take another task; if not, it should go."""
         self.due_at = now + OFTEN
         self._collect_if_grown()
         if now >= self._walk_at:
             took = self._walk()
             self._measured = True
             self._walk_at = now + max(SELDOM, 100 * took)
-        elif not traced and self._may_have_copied():
+        elif self._may_have_copied():
             self._walk()
         if self._ladder is None or self.asked or self._may_not_go:
             return True

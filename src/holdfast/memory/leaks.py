@@ -7,13 +7,12 @@ not in them, but the objects that hold them are counted by type. Lists, dicts an
 user's modules and in the dataset are looked at by length: what piles up lies most often there, and
 neither arrays nor what was frozen at the start is known to the collector.
 
-Whatever lies there is looked at past its own methods: a worker that is traced is a healthy one, and
-an object that loads, connects or raises when it is touched must not do so because somebody looks.
+Whatever lies there is looked at past its own methods: an object that loads, connects or raises when
+it is touched must not do so because of a look.
 
-A `Tracer` looks on while the work goes on. What it costs is the price of ``tracemalloc``, half a
-microsecond for each allocation and a quarter for each frame that is kept, which ends with the last
-round, and the looks, which may take seconds. A worker finds out first how much it can afford, and
-has the looks taken beside it (`aside`).
+A `Tracer` looks on while samples are loaded. What it costs is the price of ``tracemalloc``, half a
+microsecond for each allocation and a quarter for each frame that is kept, and the looks, which may
+take seconds. So no process is traced that makes batches for the trainer (`engine.leak_probe`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import Any, Final, TypeVar
 from holdfast import authors
 from holdfast.autopsy.machine import in_words
 from holdfast.autopsy.readers import process
-from holdfast.memory.attributes import is_a, own
+from holdfast.memory.attributes import is_a, own, own_one
 from holdfast.memory.housekeeping import trim
 
 __all__ = [
@@ -80,7 +79,7 @@ class Grown:
 
 @dataclass(frozen=True)
 class Findings:
-    samples: int  # of a round; batches, if a worker was traced
+    samples: int  # of a round; batches, in a leak probe
     lines: tuple[Grown, ...]
     types: tuple[Grown, ...]
     python: float  # bytes per sample in Python's books
@@ -132,7 +131,7 @@ def findings(
 
 
 def in_a_line(found: Findings) -> str:
-    """What a worker's tracing has found, for the log."""
+    """What a leak probe has found, for the log."""
 
     def each(nbytes: float) -> str:
         return f"{in_words(round(nbytes / found.samples))} per batch"
@@ -173,56 +172,33 @@ class Tracer:
         self._dataset = dataset
         self._found: list[bytes] = []  # pickled, or our own books would be among what grows
         self._count = 0
-        self._begun = 0  # looks
         self._own = False  # tracing was begun here, so it ends here
 
     def step(self) -> Findings | None:
         """Another one is done. After the last, what was found; then it is over."""
         self._count += 1
         if self._count == self.samples:
-            self._start(FRAMES)
-        elif self._count % self.samples == 0 and self._begun <= self.rounds:
-            self._begun += 1
-            self._look()
-            if self._begun > self.rounds:
-                self._stop()
-        return self.end() if self._complete() else None
-
-    def _look(self) -> None:
-        """Take another look."""
-        gc.collect()
-        self._found.append(pickle.dumps(look(self._dataset), 5))
-
-    def _complete(self) -> bool:
-        """Whether all that is looked for has been seen."""
-        return len(self._found) > self.rounds
+            self._own = not tracemalloc.is_tracing()
+            if self._own:
+                tracemalloc.start(FRAMES)
+        elif self._count % self.samples == 0:
+            gc.collect()
+            self._found.append(pickle.dumps(look(self._dataset), 5))
+        return self.end() if len(self._found) > self.rounds else None
 
     def end(self) -> Findings | None:
         """Stop now, and say what can be said; None if that is nothing."""
-        self.close()
+        if self._own:
+            tracemalloc.stop()
+        self._own = False
         if len(self._found) < FEWEST:
             return None
         rounds = [pickle.loads(one) for one in self._found]
         return findings(rounds, self.samples, _suspects(), _contents(self._dataset))
 
-    def close(self) -> None:
-        """Trace no longer, and forget what has not been seen yet."""
-        self._stop()
 
-    def _start(self, frames: int) -> None:
-        self._own = not tracemalloc.is_tracing()
-        if self._own:
-            tracemalloc.start(frames)
-
-    def _stop(self) -> None:
-        if self._own:
-            tracemalloc.stop()
-        self._own = False
-
-
-def look(dataset: object, *, stop: bool = False) -> Round:
-    """What there is in this process now. `stop`: trace no longer once that is known; what is made
-    to sum it up would be traced, too, and take most of the time."""
+def look(dataset: object) -> Round:
+    """What there is in this process now."""
     trim()
     size = process.size("self")
     traced = tracemalloc.get_traced_memory()[0]
@@ -231,8 +207,6 @@ def look(dataset: object, *, stop: bool = False) -> Round:
     # As the snapshot keeps them: size and frames, innermost first. What it offers to sum them up
     # with makes objects of each, and takes ten times as long.
     traces: list[tuple[Any, ...]] = vars(tracemalloc.take_snapshot().traces)["_traces"]
-    if stop:
-        tracemalloc.stop()
     types, lines = _types(known), _lines(traces)
     lengths = {name: _length(one) for name, one in _containers(dataset)}
     return Round(lines, types, private, traced, lengths)
@@ -240,13 +214,15 @@ def look(dataset: object, *, stop: bool = False) -> Round:
 
 def _lines(traces: Sequence[tuple[Any, ...]]) -> Counter[tuple[str, int]]:
     """Bytes that are allocated, by line, without our own."""
-    stacks: defaultdict[tuple[tuple[str, int], ...], int] = defaultdict(int)
-    for _, size, frames, *_ in traces:
-        stacks[frames] += size
+    # Lists of sizes and no sums: a sum for each would be a new object, and tracing their making
+    # takes longest.
+    stacks: defaultdict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
+    for trace in traces:
+        stacks[trace[2]].append(trace[1])
     lines: Counter[tuple[str, int]] = Counter()
-    for frames, size in stacks.items():
+    for frames, sizes in stacks.items():
         if frames[0][0] != __file__:
-            lines[_users_line(frames)] += size
+            lines[_users_line(frames)] += sum(sizes)
     return lines
 
 
@@ -279,21 +255,23 @@ _CONTAINERS = (list, dict, set, deque)
 
 def _containers(dataset: object) -> Iterator[tuple[str, Any]]:
     """Those that are a global of one of the user's modules, or an attribute of the dataset."""
-    for name, file, names in _modules():
+    for name, file, module in _modules():
         if authors.of_file(file) == "user":
-            yield from _of(names, name)
+            yield from _of(own(module), name)
     yield from _of(own(dataset), type(dataset).__name__)
 
 
-def _modules() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, file and what is in it, of those that have a file."""
+def _modules() -> Iterator[tuple[str, str, object]]:
+    """Those that have a file, with their names and files."""
     loaded: list[tuple[str, object]] = list(sys.modules.items())
     for name, module in loaded:
         if is_a(module, ModuleType):
-            names = own(module)  # a lazy one is not to be loaded now
-            file = names.get("__file__")
+            try:
+                file = own_one(module, "__file__")  # a lazy one is not to be loaded now
+            except KeyError:
+                continue
             if type(file) is str:
-                yield name, file, names
+                yield name, file, module
 
 
 def _of(names: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:

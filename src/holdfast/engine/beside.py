@@ -1,16 +1,19 @@
-"""Trying to take up a stream, before the worker that is at it is let go.
+"""Processes beside the workers: they try something, say what they found, and exit.
 
-A worker of an iterable dataset that has grown too large may only go if another process can continue
-its stream exactly; once it is gone it is too late to find out. So a process from the same nursery
-tries it first (see `continuation`), says what it found and exits, while the worker goes on.
+A *rehearsal* tries to take up a stream, before the worker that is at it is let go. A worker of an
+iterable dataset that has grown too large may only go if another process can continue its stream
+exactly; once it is gone it is too late to find out. So a process from the same nursery tries it
+first (see `continuation`), while the worker goes on. A stream that leaves something behind for each
+sample does so when it is drawn again too: the process gives up when it is nearly as large as the
+worker, since to replace that would free nothing.
 
-It is no worker: it has a black box of its own, behind those of the workers, an arena of its own
-that goes with it, and the kernel takes it first when memory runs out. Whatever ends it is no
-incident; it has shown nothing then, and the worker stays. A stream that leaves something behind for
-each sample does so when it is drawn again too: the process gives up when it is nearly as large as
-the worker, since to replace that would free nothing.
+A *leak probe* finds out which lines leak, after a worker was replaced for that (`leak_probe`).
 
-Like all that the driver does it runs under the pool's lock.
+They are no workers: they have black boxes of their own, behind those of the workers, an arena of
+their own that goes with them, and the kernel takes them first when memory runs out. Whatever ends
+one is no incident; it has shown nothing then.
+
+Like all that the driver does this runs under the pool's lock.
 """
 
 from __future__ import annotations
@@ -20,75 +23,73 @@ import pickle
 import signal
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from holdfast.autopsy.blackbox import Note
+from holdfast.engine import leak_probe
 from holdfast.engine import vocabulary as v
 from holdfast.engine.channel import Channel, pair
-from holdfast.engine.continuation import Finding
 from holdfast.engine.holdings import Holdings
 from holdfast.engine.nurse import Died, NotBorn, Report
-from holdfast.engine.protocol import TAKEN_UP, Setup
+from holdfast.engine.protocol import FOUND, TAKEN_UP, Setup
 from holdfast.engine.silence import BOOT_ALLOWANCE
 from holdfast.memory import arena as arenas
 
-__all__ = ["PAYS", "Rehearsals"]
+__all__ = ["PAYS", "Beside", "Tried", "outcome"]
 
 PAYS = 0.75  # of the worker's size, at most, for a fresh process to be worth the change
 
 
 @dataclass(slots=True)
-class _Rehearsal:
-    worker: int
-    generation: int  # of the worker
+class Tried:
+    """One of them, and at its end what it has found."""
+
+    setup: Setup  # the generation is that of the worker
     number: int  # of its own, as the nursery knows it: below 0, where no worker's generation is
-    bound: int  # bytes; a larger process would not be worth the change
     channel: Channel
-    finding: Finding | None = None
+    begun: float
+    since: float  # its note has been so
     note: Note | None = None
-    since: float = 0.0  # it has been so
+    finding: Any = None  # None if it has not said any
 
 
-class Rehearsals:
-    """Those of one pool: one for each worker at a time."""
+class Beside:
+    """Those of one pool: one rehearsal for each worker at a time, and one leak probe."""
 
     def __init__(self, holdings: Holdings, workers: int, stall_timeout: float | None) -> None:
         self._holdings = holdings
         self._workers = workers
         self._timeout = stall_timeout
-        self._running: dict[int, _Rehearsal] = {}  # by region
+        self._running: dict[int, Tried] = {}  # by region
         self._count = 0
 
     def owns(self, region: int) -> bool:
         """Whether it is one of ours that the nursery or a channel speaks of."""
         return region >= self._workers
 
-    def begin(self, setup: Setup, size: int) -> bool:
-        """For a worker that has `size` bytes of its own; False if there is no room to try."""
+    def begin(self, setup: Setup) -> bool:
+        """False if there is no room to try, or if it is being tried already."""
         region = self._workers + setup.worker
+        if setup.probe is not None:
+            region = setup.regions - 1
         if region in self._running or self._holdings.nursery.closed:
             return False
         self._count += 1
-        generation = setup.generation
-        bound = int(PAYS * size)
-        setup = replace(
-            setup, generation=-self._count, held=(), region=region, rehearsal=bound, trace=0
-        )
+        number, now = -self._count, time.monotonic()
         self._holdings.boxes.clear(region)
         try:
-            channel = self._start(setup)
+            channel = self._start(replace(setup, generation=number, held=(), region=region))
         except OSError:
             return False
-        self._running[region] = _Rehearsal(
-            setup.worker, generation, -self._count, bound, channel, since=time.monotonic()
-        )
-        self._holdings.add_rehearsal(channel, region)
+        self._running[region] = Tried(setup, number, channel, now, now)
+        self._holdings.add_beside(channel, region)
         return True
 
     def _start(self, setup: Setup) -> Channel:
         channel, theirs = pair()
         try:
             with theirs:
-                arena = arenas.create("holdfast-rehearsal")
+                arena = arenas.create("holdfast-beside")
                 try:
                     self._holdings.nursery.start(
                         setup.region,
@@ -111,52 +112,55 @@ class Rehearsals:
         if one is None:
             return
         while (message := one.channel.poll()) is not None:
-            if message[:1] == TAKEN_UP:
+            if message[:1] in (TAKEN_UP, FOUND):
                 one.finding = pickle.loads(message[1:])
         if not one.channel.open:
             self._forget(one.channel)
 
-    def report(self, report: Report) -> v.Rehearsed | None:
-        """What the nursery says of one: at its end, what came of it."""
+    def report(self, report: Report) -> Tried | None:
+        """What the nursery says of one; itself, if that is its end."""
         one = self._running.get(report.worker)
         if one is None or report.generation != one.number:
             return None
-        if not isinstance(report, (Died, NotBorn)):
-            return None
-        return self._over(report.worker)
+        return self._over(report.worker) if isinstance(report, (Died, NotBorn)) else None
 
-    def _over(self, region: int) -> v.Rehearsed:
+    def _over(self, region: int) -> Tried:
         self.hear(region)
         one = self._running.pop(region)
         self._forget(one.channel)
-        return _outcome(one)
+        return one
 
     def _forget(self, channel: Channel) -> None:
         if channel.fileno() >= 0:
-            self._holdings.drop_rehearsal(channel)
+            self._holdings.drop_beside(channel)
 
     def look(self, now: float) -> None:
         """End what makes no progress; its end is reported as any other."""
-        if self._timeout is None:
-            return
         for region, one in self._running.items():
             note = self._holdings.boxes.note(region)
             if note != one.note:
                 one.note, one.since = note, now
-            patience = max(self._timeout, BOOT_ALLOWANCE if note.step == "boot" else 0.0)
-            if now - one.since > patience:
+            if self._is_stuck(one, now):
                 self._kill(region, one)
-                one.since = now
+                one.begun = one.since = now
 
-    def _kill(self, region: int, one: _Rehearsal) -> None:
+    def _is_stuck(self, one: Tried, now: float) -> bool:
+        if one.setup.probe is not None:  # it runs when nothing else does, so it may take its time
+            return now - one.begun > 2 * leak_probe.LONGEST
+        if self._timeout is None:
+            return False
+        booting = one.note is not None and one.note.step == "boot"
+        return now - one.since > max(self._timeout, BOOT_ALLOWANCE if booting else 0.0)
+
+    def _kill(self, region: int, one: Tried) -> None:
         self._holdings.nursery.signal(region, one.number, signal.SIGKILL)
 
-    def lost(self) -> list[v.Rehearsed]:
+    def lost(self) -> list[Tried]:
         """The nursery is dead, and all that it had forked."""
         return [self._over(region) for region in list(self._running)]
 
     def stop(self) -> None:
-        """The pool is closed: nobody waits for what they find."""
+        """The pool is closed: what they find is not needed any more."""
         for region, one in self._running.items():
             if not self._holdings.nursery.closed:
                 self._kill(region, one)
@@ -164,13 +168,14 @@ class Rehearsals:
         self._running.clear()
 
 
-def _outcome(one: _Rehearsal) -> v.Rehearsed:
-    """What the machine is told of it."""
-    worker, generation, finding = one.worker, one.generation, one.finding
+def outcome(tried: Tried) -> v.Rehearsed:
+    """What the machine is told of a rehearsal."""
+    setup, finding = tried.setup, tried.finding
+    worker, generation, bound = setup.worker, setup.generation, setup.rehearsal
     if finding is None:
         return v.Rehearsed(worker, generation, None)
     if finding.leaves:
         return v.Rehearsed(worker, generation, None, unfit=finding.unfit, finding=finding)
     exact = False if finding.lost else finding.exact
-    pays = not finding.too_large and (finding.private or 0) <= one.bound
+    pays = not finding.too_large and (finding.private or 0) <= (bound or 0)
     return v.Rehearsed(worker, generation, exact, pays, finding=finding)

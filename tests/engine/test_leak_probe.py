@@ -1,0 +1,121 @@
+"""A process beside the workers finds out which line leaks: what it loads, and when it gives up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.engine import beside, leak_probe
+from holdfast.engine.beside import Beside
+from holdfast.engine.protocol import Probe, order
+from holdfast.memory.leaks import Failed, Findings
+from holdfast.samples.substitute import NOTHING
+
+kept: list[bytes] = []
+
+
+class Prober:
+    """A process whose batches leave something behind: of a map-style dataset, or of streams of these lengths."""
+
+    def __init__(self, streams: Iterator[int] | None = None, room: int = 1000) -> None:
+        self.blueprint: Any = SimpleNamespace(iterable=streams is not None, batch_index=[None])
+        self.dataset: Any = None
+        self.keeper: Any = SimpleNamespace(look=lambda now: len(self.asked) < room)
+        self.fetcher: Any = SimpleNamespace(fetch=self.fetch)
+        self.asked: list[Any] = []
+        self._streams = streams
+        self._left = 0
+        if streams is not None:
+            self.make_fetcher()
+
+    def make_fetcher(self) -> None:
+        assert self._streams is not None
+        self._left = next(self._streams)
+
+    def fetch(self, number: int, *asked: Any) -> Any:
+        if self.blueprint.iterable:
+            if not self._left:
+                raise StopIteration
+            self._left -= 1
+        self.asked.append(asked)
+        kept.append(bytes(50_000))  # this line leaks
+        if len(self.asked) % 4 == 0:
+            raise ValueError("a bad sample")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> Iterator[None]:
+    yield
+    kept.clear()
+
+
+def names_the_line(found: Findings | Failed | None) -> bool:
+    assert isinstance(found, Findings)
+    return any("test_leak_probe" in one.name for one in found.lines)
+
+
+def test_it_makes_what_workers_were_asked_for_again_and_again() -> None:
+    prober = Prober()
+    several: list[Any] = [("resume", 0, 5), ("task", 9, [4]), ("briefed", 10, ([5], NOTHING))]
+    orders = (
+        order("task", 7, [1, 2], []),
+        order("released", 0, None, [64]),
+        order("briefed", 8, ([3], NOTHING), []),
+        order("several", 0, several, []),
+    )
+    assert names_the_line(leak_probe.find(prober, Probe(orders, 3)))
+    expected = itertools.cycle([([1, 2],), ([3], NOTHING), ([4],), ([5], NOTHING)])
+    assert prober.asked == list(itertools.islice(expected, leak_probe.ROUNDS * 3))
+
+
+def test_without_anything_to_make_it_says_nothing() -> None:
+    assert leak_probe.find(Prober(), Probe((order("resume", 0, 5, []),), 3)) is None
+
+
+def test_a_stream_is_begun_anew_when_it_has_ended() -> None:
+    assert names_the_line(leak_probe.find(prober := Prober(itertools.repeat(4)), Probe((), 2)))
+    assert len(prober.asked) == leak_probe.ROUNDS * 2
+
+
+def test_an_empty_stream_says_nothing() -> None:
+    assert leak_probe.find(Prober(itertools.chain([3], itertools.repeat(0))), Probe((), 2)) is None
+
+
+@pytest.mark.parametrize(("room", "says"), [(1, False), (3, False), (4, True)])
+def test_if_it_has_become_too_large_it_says_what_it_has_seen(room: int, says: bool) -> None:
+    prober = Prober(room=room)
+    found = leak_probe.find(prober, Probe((order("task", 0, [0], []),), 1))
+    assert len(prober.asked) == room
+    assert names_the_line(found) if says else found is None
+
+
+@pytest.mark.parametrize("bound", ["LONGEST", "PROCESSOR"])
+def test_it_gives_up_after_a_time(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leak_probe, bound, 0.0)
+    prober = Prober()
+    assert leak_probe.find(prober, Probe((order("task", 0, [0], []),), 1)) is None
+    assert len(prober.asked) == 1
+
+
+def test_one_that_hangs_is_ended_without_a_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[tuple[int, int, int]] = []
+    holdings: Any = SimpleNamespace(
+        nursery=SimpleNamespace(closed=False, signal=lambda *sent: signals.append(sent)),
+        boxes=SimpleNamespace(clear=lambda region: None, note=lambda region: None),
+        add_beside=lambda channel, region: None,
+    )
+    monkeypatch.setattr(Beside, "_start", lambda self, setup: None)
+    monkeypatch.setattr(beside, "replace", lambda setup, **_: setup)
+    monkeypatch.setattr(beside.time, "monotonic", lambda: 0.0)
+    setup: Any = SimpleNamespace(worker=1, generation=3, regions=5, probe=Probe((), 1))
+    processes = Beside(holdings, 4, None)
+    assert processes.begin(setup)
+    assert not processes.begin(setup), "one at a time"
+    processes.look(2 * leak_probe.LONGEST - 1)
+    assert signals == []
+    processes.look(2 * leak_probe.LONGEST + 1)
+    assert signals == [(4, -1, 9)]
