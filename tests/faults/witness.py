@@ -63,6 +63,10 @@ class Witness:
     _epoch: int = 0  # odd while one takes over from another
     _over: threading.Event = field(default_factory=threading.Event)
     _failed: BaseException | None = None  # what ended the looking too early
+    # What the last look was at, and what there was: mostly nothing has changed since.
+    _last: tuple[int, int, bytes] | None = None
+    _out: frozenset[int] = frozenset()
+    _now: int = 0
 
     def __post_init__(self) -> None:
         self.epoch()
@@ -96,19 +100,24 @@ class Witness:
 
     def _watch(self) -> None:
         try:
-            while not self._over.wait(EVERY):
-                self._look()
+            with open(self.file, "rb", buffering=0) as file:
+                while not self._over.wait(EVERY):
+                    self._look(file.fileno())
         except BaseException as error:
             self._failed = error  # a witness that fell asleep has seen nothing wrong: tell it
 
-    def _look(self) -> None:
+    def _look(self, file: int) -> None:
         turn, epoch = self._turn, self._epoch
-        begun = self.file.read_bytes()
-        out = frozenset(number for number, one in enumerate(begun) if one)
-        out -= self._got | self.without
-        if epoch % 2 or epoch != self._epoch:
-            return  # what has begun and who has it were of different epochs
-        now = sum(self.sizes[number] for number in out)
+        begun = os.pread(file, len(self.sizes), 0)
+        looked_at = (epoch, len(self._got), begun)
+        if looked_at != self._last:
+            out = frozenset(number for number, one in enumerate(begun) if one)
+            out -= self._got | self.without
+            if epoch % 2 or epoch != self._epoch:
+                return  # what has begun and who has it were of different epochs
+            self._out, self._now = out, sum(self.sizes[number] for number in out)
+            self._last = looked_at
+        out, now = self._out, self._now
         seen = self.seen
         seen.looks += 1
         if turn % 2 or turn != self._turn:

@@ -46,9 +46,11 @@ EPOCHS = """
 
 
 @as_root
-@pytest.mark.parametrize("size", ["64m", pytest.param("4k", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["64m", "4k"])
 def test_a_small_dev_shm_does_not_matter(stage: Stage, size: str) -> None:
-    """80 MB of batches are kept, by each way to collate."""
+    """80 MB of batches are kept, by each way to collate. The quick suite does the same with one in which not a byte is
+    free, below."""
     ended = stage.run_fresh(
         f"""
         {EPOCHS}
