@@ -12,13 +12,14 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-frameworks bench lint format docs causes clean
+.PHONY: help demo test test-slow test-all test-frameworks bench lint format docs causes clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo      a training run that goes on while its workers are killed'
 	@echo 'make test      the quick test suite (PYTEST_ARGS="-k name" for a part of it)'
+	@echo 'make test-slow the slow tests that every change must pass (.ci/slow.txt)'
 	@echo 'make test-all  every test, with all fault combinations'
 	@echo 'make test-frameworks  with the real packages people train with'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
@@ -32,6 +33,10 @@ demo: $(VENV)/.has-test
 
 test: $(VENV)/.has-test
 	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks' $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.has-test
+	HOLDFAST_STORM_SECONDS=40 $(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal \
+		-m 'slow and not frameworks' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
 	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks' $(PYTEST_ARGS)

@@ -31,6 +31,7 @@ from tests.autopsy.matrices import MATRICES
 from tests.support import warm
 from tests.support.dispositions import take_back
 from tests.support.groups import NoGroup, memory_group
+from tests.support.huge_pages import move_to_huge_pages
 
 # How long an example takes says something about the machine, not about the product.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -98,6 +99,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    move_to_huge_pages()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,10 +140,10 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _wait_until_gone(look: Callable[[], list[T]]) -> list[T]:
     """What `look` still finds after the grace period; empty as soon as it finds nothing."""
-    deadline = time.monotonic() + GRACE
     left = look()
     if left:
         gc.collect()  # an iterator may hang in a reference cycle
+    deadline = time.monotonic() + GRACE  # from when it can be gone: a collection takes its time
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
         left = look()

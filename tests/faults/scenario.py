@@ -35,6 +35,7 @@ from tests.faults.datasets import NO_TRIGGER, Collate, Init, Recipe, Trigger
 from tests.faults.outside import kill
 from tests.faults.table import Case
 from tests.faults.witness import Witness, biting, check_in_flight
+from tests.support.golden import asked_once
 from tests.support.processes import alive, eventually
 
 
@@ -98,6 +99,10 @@ def epochs(case: Case) -> int:
 
 @functools.cache
 def _golden(case: Case, trigger: Trigger) -> History:
+    return asked_once("faults", (case, trigger), lambda: _asked(case, trigger))
+
+
+def _asked(case: Case, trigger: Trigger) -> History:
     def make() -> Any:
         seeded()
         return torch.utils.data.DataLoader(

@@ -272,7 +272,7 @@ def any_spawned(dice: random.Random) -> Weather:
 
 @pytest.mark.timeout(120, method="thread")
 def test_a_short_storm_leaves_no_trace_in_the_stream(tmp_path: Path) -> None:
-    blow(5, SEED, small, tmp_path)
+    blow(3, SEED, small, tmp_path)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch.utils.data
 
 from holdfast import BadSampleWarning, DataLoader
 from tests.samples.datasets import leave_out_none
+from tests.support.golden import asked_once
 
 Rows = list[list[tuple[float, ...]]]
 
@@ -46,7 +47,11 @@ def ours(dataset: Any, *, epochs: int = 1, **options: Any) -> tuple[list[Rows], 
 def stock(dataset: Any, *, epochs: int = 1, **options: Any) -> list[Rows]:
     """Stock torch with a dataset that catches, and a collation that leaves out."""
     options.setdefault("collate_fn", leave_out_none)
-    return play(torch.utils.data.DataLoader(dataset, **options), epochs)
+    return asked_once(
+        "samples",
+        (dataset, epochs, options),
+        lambda: play(torch.utils.data.DataLoader(dataset, **options), epochs),
+    )
 
 
 def indices(stream: Rows) -> list[int]:

@@ -161,13 +161,15 @@ def test_it_is_the_same_in_another_process_with_other_hashes() -> None:
         "from tests.streams.test_fingerprint import VALUES, fingerprint;"
         "print([fingerprint(make(1)) for make in VALUES.values()])"
     )
-    for seed in ("1", "2"):
-        made = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=100,
-        )
-        assert made.stdout.strip() == str([fingerprint(make(1)) for make in VALUES.values()])
+    made = subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2",
+        },
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=100,
+    )
+    assert made.stdout.strip() == str([fingerprint(make(1)) for make in VALUES.values()])

@@ -27,6 +27,7 @@ from tests.streams.datasets import (
     Once,
     Plain,
 )
+from tests.support.golden import asked_once
 
 pytestmark = pytest.mark.faults
 
@@ -42,7 +43,11 @@ def streams(loader: Any, epochs: int = 1) -> list[Any]:
 
 
 def stock(dataset: Any, epochs: int = 1, **options: Any) -> list[Any]:
-    return streams(torch.utils.data.DataLoader(dataset, **options), epochs)
+    return asked_once(
+        "streams",
+        (dataset, epochs, options),
+        lambda: streams(torch.utils.data.DataLoader(dataset, **options), epochs),
+    )
 
 
 def pipe() -> Any:

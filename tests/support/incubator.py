@@ -34,6 +34,11 @@ for name in names:
 # once more when it ends: half a second each.
 gc.collect()
 gc.freeze()
+if names:
+    from huge_pages import move_to_huge_pages  # a neighbour of this file
+
+    move_to_huge_pages()
+    del sys.modules["huge_pages"]
 
 
 def serve(control):
