@@ -141,8 +141,10 @@ class Crew:
             # A batch that arrives says how large they are: what waits for that can be handed out.
             for fd in self._holdings.channels:
                 watched[fd] = watched.get(fd, 0) | select.POLLIN
-        always = (nursery.control.fileno(), nursery.process.fileno())
-        return watched | dict.fromkeys(always, select.POLLIN)
+        watched[nursery.process.fileno()] = select.POLLIN
+        orders = select.POLLOUT if nursery.pending else 0
+        watched[nursery.control.fileno()] = select.POLLIN | orders
+        return watched
 
     def interval(self) -> float:
         """Seconds until the next look, at most."""
@@ -173,7 +175,7 @@ class Crew:
         """One descriptor is ready."""
         worker = self._holdings.channels.get(fd)
         if worker is None:
-            self._hear_nursery()
+            self._attend_nursery(fd, mask)
             return False
         if self._rehearsals.owns(worker):
             self._rehearsals.hear(worker)
@@ -329,6 +331,22 @@ class Crew:
 
     # -- deaths ---------------------------------------------------------------------------
 
+    def _attend_nursery(self, fd: int, mask: int) -> None:
+        nursery = self._holdings.nursery
+        if mask & select.POLLOUT and fd == nursery.control.fileno() and not nursery.closed:
+            self._holdings.flush_nursery()
+        if mask & ~select.POLLOUT:
+            self._hear_nursery()
+
+    def _mind_the_nursery(self, now: float) -> None:
+        """End one that takes no orders. Its end is noticed as any other."""
+        nursery = self._holdings.nursery
+        if nursery.closed or nursery.given_up or not nursery.has_backlog:
+            return
+        self._holdings.flush_nursery()  # it may have begun to read a moment ago
+        if nursery.deaf(now):
+            nursery.give_up("took no orders and was ended")
+
     def _hear_nursery(self) -> None:
         nursery = self._holdings.nursery
         if nursery.closed:
@@ -451,9 +469,10 @@ class Crew:
             return  # one of these has led to another
         status = self._holdings.drop_nursery()
         error = self._holdings.nursery.error or ""
+        how = how or self._holdings.nursery.given_up
         kind, name, exitcode = describe_status(status)
-        # One that has raised may be killed by us, on its way out.
-        killed = status is not None and kind == "killed" and not error
+        # One that has raised may be killed by us, on its way out; so is one that we have given up.
+        killed = status is not None and kind == "killed" and not (error or how)
         if status is not None and not how:
             how = describe_end(name, exitcode)
         with self._together():  # all have been read before another is started
@@ -545,6 +564,7 @@ class Crew:
         silence.awake(now, self._longest_interval())
         self._coroner.look(now)
         self._rehearsals.look(now)
+        self._mind_the_nursery(now)
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
@@ -873,10 +893,12 @@ class Crew:
             return
         nursery = self._holdings.nursery
         poll = select.poll()
-        poll.register(nursery.control, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
+            orders = select.POLLOUT if nursery.pending else 0
+            poll.register(nursery.control, select.POLLIN | orders)
             if not poll.poll(left * 1000):
                 continue
+            nursery.flush()
             reports = nursery.reports()
             if reports is None:
                 break
