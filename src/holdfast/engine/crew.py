@@ -22,7 +22,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,18 @@ from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import Channel
-from holdfast.engine.continuation import Finding, NoWay, Plan, choose, no_way
+from holdfast.engine.continuation import (
+    ATTEMPTS,
+    REST,
+    STATE,
+    Course,
+    Finding,
+    NoWay,
+    Plan,
+    Way,
+    choose,
+    no_way,
+)
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
 from holdfast.engine.machine import Machine
@@ -70,6 +81,7 @@ from holdfast.engine.rehearsal import Rehearsals
 from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
+from holdfast.engine.take_up import STATE_FAILED
 from holdfast.engine.warden import Warden
 from holdfast.memory import codec
 from holdfast.memory.budget import Share
@@ -290,6 +302,8 @@ class Crew:
 
     def _remark(self, worker: int, about: str, text: str) -> None:
         """Something the user should know: of many workers, and epochs, one word is enough."""
+        if about == STATE_FAILED:
+            self._places[worker].course.state_error = text
         if self._said.first(about):
             log.warning("%sworker %d: %s", self._obituaries.origin.prefix, worker, text)
             if self._logbook is not None:
@@ -307,13 +321,32 @@ class Crew:
     def _taken_up(self, worker: int, finding: Finding) -> None:
         """A process has tried to take up the stream of the one before it."""
         generation, now = self.machine.generation(worker), time.monotonic()
+        course = self._places[worker].course
         if finding.leaves:
+            self._remark_on_the_way(worker, course, finding)
             self.tell(v.WentAstray(worker, generation, now, finding.unfit))
             return
+        course.raised = 0
         place = self._places[worker]
         self._obituaries.taken_up(worker, place.pid, finding, place.gone)
         if finding.lost:
             self.tell(v.StreamLost(worker, generation, now, finding.in_words()))
+
+    def _remark_on_the_way(self, worker: int, course: Course, finding: Finding) -> None:
+        """A process has left because of an exception: that must not be lost."""
+        if finding.to_be_tried_again:
+            course.raised += 1
+            text = (
+                f"drawn again after a death, its stream raised {finding.error} where it had not "
+                f"before; another process tries it, {ATTEMPTS} in all"
+            )
+            self._remark(worker, "stream-raised", text)
+        elif finding.error is not None:
+            text = (
+                f"to go on from the state that the dataset gave raised {finding.error}; the stream "
+                "is continued in another way, if there is one"
+            )
+            self._remark(worker, "stream-state-not-loaded", text)
 
     def _grown(self, worker: int, message: bytes) -> None:
         """A worker of an iterable dataset is too large."""
@@ -372,6 +405,10 @@ class Crew:
         if self._rehearsals.owns(report.worker):
             rehearsed = self._rehearsals.report(report)
             if rehearsed is not None:
+                finding = rehearsed.finding
+                if finding is not None and finding.leaves:
+                    course = self._places[rehearsed.worker].course
+                    self._remark_on_the_way(rehearsed.worker, course, finding)
                 self.tell(rehearsed)
             return
         place = self._places[report.worker]
@@ -850,9 +887,18 @@ class Crew:
             trace=trace,
             plan=plan,
             marks=self.machine.iterable and self.machine.recovery != "raise",
+            states=self._uses_states(STATE, action.unfit),
+            rests=self._uses_states(REST, action.unfit),
             region=worker,
             regions=self._holdings.boxes.workers,
         )
+
+    def _uses_states(self, way: Way, unfit: Collection[str]) -> bool:
+        """Whether a stream may be taken up this way, so that the worker has to give states."""
+        machine = self.machine
+        if not machine.iterable or machine.recovery in ("replay", "raise"):
+            return False
+        return machine.recovery == "state" or way not in unfit
 
     def _plan(
         self, action: v.Start | v.Rehearse, random_before: bytes | None

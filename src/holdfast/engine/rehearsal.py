@@ -6,7 +6,8 @@ tries it first (see `continuation`), says what it found and exits, while the wor
 
 It is no worker: it has a black box of its own, behind those of the workers, an arena of its own
 that goes with it, and the kernel takes it first when memory runs out. Whatever ends it is no
-incident; it has shown nothing then, and the worker stays. A stream that leaves something behind for
+incident; it has shown nothing then, and the worker stays. So it is if it takes too long, since the
+worker may have to wait for it. A stream that leaves something behind for
 each sample does so when it is drawn again too: the process gives up when it is nearly as large as
 the worker, since to replace that would free nothing.
 
@@ -31,8 +32,9 @@ from holdfast.engine.protocol import TAKEN_UP, Setup
 from holdfast.engine.silence import BOOT_ALLOWANCE
 from holdfast.memory import arena as arenas
 
-__all__ = ["PAYS", "Rehearsals"]
+__all__ = ["LONGEST", "PAYS", "Rehearsals"]
 
+LONGEST = 600.0  # seconds that one may take, with or without progress
 PAYS = 0.75  # of the worker's size, at most, for a fresh process to be worth the change
 
 
@@ -46,6 +48,7 @@ class _Rehearsal:
     finding: Finding | None = None
     note: Note | None = None
     since: float = 0.0  # it has been so
+    began: float = 0.0
 
 
 class Rehearsals:
@@ -78,8 +81,9 @@ class Rehearsals:
             channel = self._start(setup)
         except OSError:
             return False
+        now = time.monotonic()
         self._running[region] = _Rehearsal(
-            setup.worker, generation, -self._count, bound, channel, since=time.monotonic()
+            setup.worker, generation, -self._count, bound, channel, since=now, began=now
         )
         self._holdings.add_rehearsal(channel, region)
         return True
@@ -136,10 +140,13 @@ class Rehearsals:
             self._holdings.drop_rehearsal(channel)
 
     def look(self, now: float) -> None:
-        """End what makes no progress; its end is reported as any other."""
-        if self._timeout is None:
-            return
+        """End what makes no progress, or takes too long; its end is reported as any other."""
         for region, one in self._running.items():
+            if now - one.began > LONGEST:
+                self._kill(region, one)
+                one.began = now
+            if self._timeout is None:
+                continue
             note = self._holdings.boxes.note(region)
             if note != one.note:
                 one.note, one.since = note, now
