@@ -56,6 +56,7 @@ __all__ = [
     "ATTEMPTS",
     "NO_STATE",
     "PROBE",
+    "RAISED_AGAIN",
     "REPLAY",
     "REST",
     "STATE",
@@ -85,6 +86,7 @@ NO_STATE: Final = (
     "its iterator gave one (state_dict() and load_state_dict())"
 )
 _STATE_FAILED: Final = 'iterable_recovery="state" continues a stream from its state only; '
+RAISED_AGAIN: Final = "drawn again the stream raised"
 TO_DO: Final = "To have it repeat itself, and how: holdfast explain stream-not-repeatable"
 
 
@@ -183,7 +185,7 @@ class Finding:
         if self.error is not None and self.way != TRUST and self.delivered and not self.exact:
             then = "" if self.ended is None else f", and ended after {self.ended}"
             return (
-                f"{many} of this epoch had been delivered, and drawn again the stream raised "
+                f"{many} of this epoch had been delivered, and {RAISED_AGAIN} "
                 f"{self.error} where it had not before{then}; "
                 f"{ATTEMPTS} processes in a row have tried it"
             )

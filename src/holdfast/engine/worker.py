@@ -498,10 +498,11 @@ class _Worker:
             own.arrived()
             own.give_up()
             return self._fetch(number, index, brief)
-        if own.may_arrive(randomness.born()):
-            own.arrived()
         while True:
-            places, before = own.places(), randomness.saved()
+            places = own.places()
+            own.arrived(looked=True)
+            before = randomness.saved(looked=True)
+            randomness.born()  # before this batch
             batch, error = None, None
             try:
                 batch = self._fetch(number, index, brief)
@@ -540,7 +541,8 @@ class _Worker:
         if self.broken is None:
             fetcher = self.fetcher
             assert isinstance(fetcher, MapFetcher)
-            places, before = self.randomness.own.places(), self.randomness.saved()
+            places = self.randomness.own.places()
+            before = self.randomness.saved(looked=True)
             if not alone.wait(pause, self.recorder, self.channel.fileno()):
                 return  # and there is nothing to be received either
             try:
