@@ -23,6 +23,7 @@ class Scripted(Crew):
     def __init__(self, decisions: dict[v.Event, Sequence[v.Action]]) -> None:
         self._acting = False
         self._caused = deque()
+        self._orders = {}
         self._share: Any = SimpleNamespace(in_flight=0)
         self.log: list[Any] = []
         self.machine: Any = SimpleNamespace(handle=self.decide, held_back=0, in_flight=7)
