@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +21,7 @@ from holdfast.engine import randomness as randomness_module
 from holdfast.engine.careful_map import CarefulMapFetcher
 from holdfast.engine.generators import MOST, PATIENCE, Generators
 from holdfast.engine.randomness import OWN_AT, Randomness, bring_back
+from holdfast.engine.worker import _Worker
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import NOTHING
 from tests.support.generators import Compose, Drawing, Jitter, Slotted, Transform
@@ -570,6 +571,82 @@ def test_states_do_not_wait_for_ever() -> None:
         found.missing()
     assert not found.waiting
     assert len(found.remarks) == 1
+
+
+class HostileKey:
+    """Once it is in a dict."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        HostileKey.asked += 1
+        return 1234567
+
+    def __eq__(self, other: object) -> bool:
+        HostileKey.asked += 1
+        return self is other
+
+
+def test_keys_of_the_users_classes_are_not_asked_for_anything() -> None:
+    thing = Bundle(table={HostileKey(): rng(1), 7: rng(2)}, sub=OrderedDict({HostileKey(): rng(3)}))
+    (key, _), before = thing.table, HostileKey.asked
+    found = of(thing)
+    found.changed()
+    found.save(memoryview(bytearray(4096)))
+    assert not found.changed()
+    found.take_back(found.places())
+    assert HostileKey.asked == before
+    thing.table[key] = rng(9)
+    before = HostileKey.asked
+    assert found.changed(), "another generator for the same key"
+    assert HostileKey.asked == before
+    assert {rng(9).bit_generator.state["state"]["state"]} <= {
+        one.state.subject.state["state"]["state"] for one in found._kept
+    }
+    del thing.table[key]
+    found.changed()
+    assert found.paths == ["dataset.table[7]", "dataset.sub[<key 0>]"]
+
+
+def test_a_link_that_raises_whatever_it_is_leads_to_another_look() -> None:
+    class Odd:
+        def __getitem__(self, key: Any) -> Any:
+            raise RuntimeError("odd")
+
+    found = of(Bundle(rng=rng(1)))
+    found._links[0].holder = Odd()  # type: ignore[assignment]
+    assert found.changed()
+    assert found.paths == ["dataset.rng"]
+    assert not found.remarks
+
+
+@pytest.mark.parametrize(("kind", "walks"), [(rng, 1), (torch.Generator, 2)])
+def test_a_batch_for_those_that_wait_costs_one_walk_and_one_where_births_are_not_seen(
+    kind: Any, walks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = of(Bundle(rng=kind())).saved()
+    randomness = Randomness(lambda: [("dataset", Bundle(rng=None))])
+    randomness.own.restore(saved)
+    counted: list[int] = []
+    walk = Generators._walk
+
+    def count(self: Generators, roots: Any) -> Any:
+        counted.append(1)
+        return walk(self, roots)
+
+    monkeypatch.setattr(Generators, "_walk", count)
+    worker: Any = types.SimpleNamespace(
+        randomness=randomness,
+        blueprint=types.SimpleNamespace(iterable=False),
+        _fetch=lambda number, index, brief: number,
+    )
+    for number in range(PATIENCE):
+        counted.clear()
+        assert randomness.own.waiting
+        assert _Worker._fetch_for_those_that_wait(worker, number, [0], None) == number
+        assert len(counted) <= walks
+    assert not randomness.own.waiting
+    assert PATIENCE <= 10, "each costs a walk"
 
 
 def test_one_that_was_taken_away_is_told_of() -> None:

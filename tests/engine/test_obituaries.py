@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,48 @@ def test_batches_come_while_a_death_is_being_examined(monkeypatch: pytest.Monkey
         seen += next(iterator).tolist()
     assert seen == list(range(200))
     assert waited == [True]
+
+
+class Waits:
+    """Its first sample waits for a file ``go``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        assert index == 1 or eventually((self.folder / "go").exists, DEADLINE)
+        return index
+
+
+def test_a_death_is_told_while_the_consumer_waits_in_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+
+    def listen(record: logging.LogRecord) -> bool:
+        if "worker 1" in record.getMessage():
+            told.set()
+        return True
+
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=1")
+    monkeypatch.setattr(logging.getLogger("holdfast"), "filters", [listen])
+    early: list[bool] = []
+
+    def look() -> None:
+        early.append(told.wait(3))  # seconds
+        (tmp_path / "go").touch()
+
+    with holdfast.DataLoader(Waits(tmp_path), num_workers=2) as loader:
+        other = threading.Thread(target=look)
+        iterator = iter(loader)
+        other.start()
+        assert next(iterator).tolist() == [0]
+        assert early == [True]
+        assert next(iterator).tolist() == [1]
+        other.join()
 
 
 @pytest.mark.parametrize("step", ["receive", "examine"])

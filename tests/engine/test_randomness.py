@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine.randomness import SIZE, Randomness, seed_worker
+from holdfast.engine.randomness import OWN_AT, SIZE, Randomness, seed_worker
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(3).tolist(),
@@ -117,6 +117,22 @@ def test_another_bit_generator_is_saved_the_slow_way() -> None:
         assert np.random.rand(4).tolist() == expected
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_a_state_that_is_saved_aside_takes_no_second_object_and_is_not_the_last_one_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    randomness = Randomness()
+    slot = np.zeros(OWN_AT, np.uint8)
+    randomness.save(slot)
+    with monkeypatch.context() as patched:
+        patched.setattr(Randomness, "__init__", None)
+        random.random()
+        saved = randomness.saved()
+        assert not randomness.unchanged(), "what is kept is the one before"
+    expected = random.random()
+    randomness.restore(saved)
+    assert random.random() == expected
 
 
 def test_an_empty_slot_is_not_a_state() -> None:

@@ -356,6 +356,26 @@ def test_deaths_that_have_expired_do_not_count_after_an_acquittal() -> None:
     assert len(player.machine.restarts.counted) == 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [(v.RestartPolicy(None, 60.0), r.REMEMBERED), (v.RestartPolicy(99, 60.0), 7)],
+)
+def test_deaths_of_the_acquitted_are_not_kept_for_ever(policy: v.RestartPolicy, kept: int) -> None:
+    player = make(restarts=policy)
+    start(player)
+    for number in range(r.REMEMBERED + 10):
+        die(player, (number, 1), at=10.0 * number)
+        generation = player.generation(0)
+        player.handle(v.WorkerReady(0, generation))
+        player.handle(v.Survived(0, generation))
+        player.handle(v.BatchReady(0, generation, number, "batch", 1))
+        player.take()
+        while player.due > 0:
+            player.draw(number)
+    assert player.failure is None
+    assert len(player.machine.restarts.counted) == kept
+
+
 def test_deaths_of_the_acquitted_do() -> None:
     player = make(restarts=v.RestartPolicy(1, 1000.0))
     start(player)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,47 @@ class OmitsItsBuffer(Honest):
 class DoesNotLoad(Honest):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise OSError("the state is on another machine")
+
+
+class StateDoesNotPickle(Honest):
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done, "lock": threading.Lock()}
+
+
+class StateRaises(Honest):
+    def state_dict(self) -> dict[str, Any]:
+        raise OSError("no room for the state")
+
+
+class CountsStates(Honest):
+    """Writes down that it was asked for its state."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def state_dict(self) -> dict[str, Any]:
+        with (self.folder / f"asked-{os.getpid()}").open("a") as file:
+            file.write("!")
+        return super().state_dict()
+
+
+class FlakyAgain(Plain):
+    """The connection is lost in the first `times` processes that draw it again."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__()
+        self.folder, self.times = folder, times
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        (self.folder / f"{info.id}-{os.getpid()}").touch()
+        before = len(list(self.folder.glob(f"{info.id}-*"))) - 1
+        for number, one in enumerate(super().__iter__()):
+            if number == 4 and 0 < before <= self.times:
+                raise ConnectionError("reset by the object store")
+            yield one
 
 
 class Kept(Honest):

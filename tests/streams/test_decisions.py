@@ -74,7 +74,11 @@ def test_the_state_before_the_last_batch_is_tried_and_then_all_is_drawn_again() 
 def test_what_was_delivered_is_compared() -> None:
     found = plan("auto", course(b"1", b"2"))
     assert isinstance(found, Plan)
-    assert (found.marks, found.random_before) == (course(b"1", b"2").marks.tobytes(), b"before")
+    marks = course(b"1", b"2").marks
+    assert (found.marks, found.random_before) == (marks[-1:].tobytes(), b"before")
+    found = plan("auto", course(b"1", b"2"), unfit={STATE})
+    assert isinstance(found, Plan)
+    assert (found.marks, found.random_before) == (marks.tobytes(), None)
     assert len(found.marks) == 16, "eight bytes for each batch"
 
 
@@ -108,6 +112,37 @@ def test_in_later_epochs_of_persistent_workers_states_are_probed_before_they_are
 def test_a_stream_is_lost_only_where_its_number_of_batches_is(finding: Finding, lost: bool) -> None:
     assert finding.lost is lost
     assert ("not deterministic" in finding.in_words()) is (finding.ended is not None)
+
+
+def test_a_plan_carries_the_marks_that_are_compared_and_no_others() -> None:
+    made = course(*range(1000))
+    by_state, by_trust = plan("state", made), plan("state", made, unfit={STATE})
+    drawn_again = plan("auto", made, unfit={STATE})
+    assert isinstance(by_state, Plan)
+    assert isinstance(by_trust, Plan)
+    assert isinstance(drawn_again, Plan)
+    assert (by_state.way, len(by_state.marks), by_state.delivered) == (STATE, 8, 1000)
+    assert (by_trust.way, by_trust.marks, by_trust.delivered) == (TRUST, b"", 1000)
+    assert (drawn_again.way, len(drawn_again.marks)) == (REPLAY, 8000)
+
+
+def test_an_exception_is_tried_again_by_so_many_processes() -> None:
+    made = course(b"0", b"1")
+    left = []
+    for made.raised in range(4):
+        found = plan("auto", made)
+        assert isinstance(found, Plan)
+        left.append(found.attempts)
+    assert left == [3, 2, 1, 1]
+
+
+@pytest.mark.parametrize("way", [STATE, REST, REPLAY])
+def test_an_exception_is_the_first_that_is_said(way: Any) -> None:
+    found = Finding(way, exact=False, delivered=3, ended=2, error="ConnectionError: reset")
+    assert "raised ConnectionError: reset" in found.in_words()
+    assert "not deterministic" not in found.in_words()
+    expected = Finding(REPLAY, exact=True, delivered=3, error="ConnectionError: reset")
+    assert "had not before" not in expected.in_words()
 
 
 # -- the machine ----------------------------------------------------------------------------

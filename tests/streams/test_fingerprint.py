@@ -47,6 +47,17 @@ class Hostile(dict):  # type: ignore[type-arg]
     __iter__ = items = keys = __getitem__ = __len__  # type: ignore[assignment]
 
 
+class HostileSet(set):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        raise AssertionError("the user's own code")
+
+    __iter__ = __contains__ = __len__  # type: ignore[assignment]
+
+
+class HostileFrozenSet(frozenset):  # type: ignore[type-arg]
+    __len__ = __iter__ = HostileSet.__len__  # type: ignore[assignment]
+
+
 class Marked(torch.Tensor):
     pass
 
@@ -149,6 +160,12 @@ def test_whatever_a_batch_is_it_has_one(name: str) -> None:
 def test_of_what_is_not_known_only_the_type_counts() -> None:
     assert fingerprint(Unknown(1)) == fingerprint(Unknown(object()))
     assert fingerprint([Unknown(1)]) != fingerprint([object()])
+
+
+@pytest.mark.parametrize("kind", [HostileSet, HostileFrozenSet])
+def test_a_set_is_not_asked_by_methods_of_its_own(kind: Any) -> None:
+    assert fingerprint(kind([1, 2])) == fingerprint(kind([2, 1]))
+    assert fingerprint(kind([1, 2])) != fingerprint(kind([1, 3]))
 
 
 def test_an_error_is_known_by_its_type_and_not_by_its_text() -> None:

@@ -14,18 +14,23 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from holdfast import DataLoader, StreamLost
 from holdfast.autopsy import logbook
+from holdfast.engine.continuation import ATTEMPTS
 from holdfast.engine.faults import POINTS
 from tests.streams.datasets import (
     SIZE,
     ByTime,
     ByTimeWithState,
     CountsEpochs,
+    CountsStates,
     DoesNotLoad,
+    FlakyAgain,
     Honest,
     Kept,
     OmitsItsBuffer,
     Once,
     Plain,
+    StateDoesNotPickle,
+    StateRaises,
 )
 from tests.support.golden import asked_once
 
@@ -67,7 +72,6 @@ TWO = {"batch_size": 3, "num_workers": 2}
             "the last of 3 batches delivered in this epoch was made again from the state",
         ),
         (OmitsItsBuffer, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
-        (DoesNotLoad, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
         (pipe, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
         (Honest, {"batch_size": None, "num_workers": 2}, "the last of 3 batches delivered"),
         (Plain, {"batch_size": None, "num_workers": 2}, "3 batches delivered in this epoch were"),
@@ -102,6 +106,75 @@ def test_a_stream_goes_on_where_it_was_and_that_is_shown(
     assert record["exact"] is True
     assert record["text"] == incident.sentence()
     assert story.events == [], "the two lines that were written are one story"
+
+
+def test_a_state_that_does_not_load_is_told_once_and_the_stream_drawn_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = stock(DoesNotLoad(), **TWO)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6;before-fetch:SIGKILL@task=7")
+    loader = DataLoader(DoesNotLoad(), **TWO)
+    assert streams(loader) == expected
+    assert {incident.exact for incident in loader.incidents} == {True}
+    (told,) = (one for one in caplog.messages if "raised OSError" in one)
+    assert "the state that the dataset gave raised OSError: the state is on another" in told
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(StateDoesNotPickle, "cannot pickle"), (StateRaises, "OSError: no room for the state")],
+)
+def test_a_state_that_cannot_be_kept_is_told_once_and_not_said_to_be_none(
+    make: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = stock(make(), **TWO)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    assert streams(DataLoader(make(), **TWO)) == expected
+    (told,) = (one for one in caplog.messages if "cannot be kept" in one)
+    assert why in told
+    with pytest.raises(StreamLost, match=why) as caught:
+        streams(DataLoader(make(), **TWO, iterable_recovery="state"))
+    assert "neither the dataset nor" not in str(caught.value)
+
+
+def test_an_exception_while_it_is_drawn_again_is_told_and_another_process_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = stock(Plain(), **TWO)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(FlakyAgain(tmp_path, times=2), **TWO)
+    assert streams(loader) == expected
+    (incident,) = loader.incidents
+    assert incident.exact is True
+    assert loader.stats()["restarts"] == 1
+    (told,) = (one for one in caplog.messages if "ConnectionError" in one)
+    assert "raised ConnectionError: reset by the object store where it had not before" in told
+
+
+def test_an_exception_in_every_process_that_draws_it_again_ends_the_run_and_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(FlakyAgain(tmp_path, times=100), **TWO)
+    with pytest.raises(StreamLost, match="ConnectionError: reset by the object store") as caught:
+        streams(loader)
+    loader.close()
+    assert "not deterministic" not in str(caught.value)
+    assert "wds.detshuffle" not in str(caught.value)
+    assert len(list(tmp_path.glob("0-*"))) == 1 + ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("recovery", "asked"), [("auto", True), ("state", True), ("replay", False), ("raise", False)]
+)
+def test_a_dataset_is_asked_for_its_state_only_where_that_may_be_used(
+    recovery: Any, asked: bool, tmp_path: Path
+) -> None:
+    loader = DataLoader(
+        CountsStates(tmp_path), **TWO, persistent_workers=True, iterable_recovery=recovery
+    )
+    streams(loader, 2)
+    assert any(tmp_path.glob("asked-*")) is asked
 
 
 def test_of_map_style_data_no_more_is_said_than_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

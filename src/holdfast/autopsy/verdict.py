@@ -596,7 +596,7 @@ def _lost(e: Evidence) -> Verdict | None:
     if e.nursery_error:
         told = indent(e.nursery_error.strip(), " " * 8)
         return _verdict("nursery-failed", "high", f"{process} raised\n{told}")
-    if e.nursery_end.startswith("exited"):
+    if e.nursery_end.startswith("exited") or e.nursery_end.endswith("was ended"):  # by us
         return _verdict("nursery-failed", "high", f"{process} {e.nursery_end}")
     return _verdict(
         "killed-unexplained",

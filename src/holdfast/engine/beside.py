@@ -5,7 +5,8 @@ iterable dataset that has grown too large may only go if another process can con
 exactly; once it is gone it is too late to find out. So a process from the same nursery tries it
 first (see `continuation`), while the worker goes on. A stream that leaves something behind for each
 sample does so when it is drawn again too: the process gives up when it is nearly as large as the
-worker, since to replace that would free nothing.
+worker, since to replace that would free nothing. It is ended if it takes too long: the worker may
+have to wait for it.
 
 A *leak probe* finds out which lines leak, after a worker was replaced for that (`leak_probe`).
 
@@ -35,8 +36,9 @@ from holdfast.engine.protocol import FOUND, TAKEN_UP, Setup
 from holdfast.engine.silence import BOOT_ALLOWANCE
 from holdfast.memory import arena as arenas
 
-__all__ = ["PAYS", "Beside", "Tried", "outcome"]
+__all__ = ["LONGEST", "PAYS", "Beside", "Tried", "outcome"]
 
+LONGEST = 600.0  # seconds that one may take, with or without progress
 PAYS = 0.75  # of the worker's size, at most, for a fresh process to be worth the change
 
 
@@ -135,7 +137,7 @@ class Beside:
             self._holdings.drop_beside(channel)
 
     def look(self, now: float) -> None:
-        """End what makes no progress; its end is reported as any other."""
+        """End what makes no progress, or takes too long; its end is reported as any other."""
         for region, one in self._running.items():
             note = self._holdings.boxes.note(region)
             if note != one.note:
@@ -147,6 +149,8 @@ class Beside:
     def _is_stuck(self, one: Tried, now: float) -> bool:
         if one.setup.probe is not None:  # it runs when nothing else does, so it may take its time
             return now - one.begun > 2 * leak_probe.LONGEST
+        if now - one.begun > LONGEST:
+            return True
         if self._timeout is None:
             return False
         booting = one.note is not None and one.note.step == "boot"

@@ -14,6 +14,9 @@ time of day. So neither is trusted:
   again instead. That is no death: nothing is counted or reported.
 - Drawn again, every batch that is dropped is compared. Where one differs, this stream does not
   repeat itself: there is no way to continue it exactly, and that is said.
+- An exception where there was none before (a connection that is lost, perhaps) says nothing about
+  the stream: another process tries the same again, up to `ATTEMPTS` times, and the exception is
+  told.
 - A stream that ends, drawn again, before what it had delivered cannot be continued at all: the
   epoch would have fewer batches than it would have had, and ranks that count on it would wait for
   each other for ever. That is an error.
@@ -43,15 +46,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from holdfast.engine.fingerprint import NO_BATCH
 
 __all__ = [
     "AGAIN",
+    "ATTEMPTS",
     "NO_STATE",
     "PROBE",
+    "RAISED_AGAIN",
     "REPLAY",
     "REST",
     "STATE",
@@ -75,10 +80,13 @@ TRUST: Final = "trust"  # from the state after it, and nothing is compared
 REST: Final = "rest"  # drawn again from the state before this epoch
 REPLAY: Final = "replay"  # drawn again, without any state
 AGAIN: Final = frozenset({REST, REPLAY})
+ATTEMPTS: Final = 3  # processes that try one way, if an exception ends it that was not there before
 NO_STATE: Final = (
     'iterable_recovery="state" continues a stream from its state only, and neither the dataset nor '
     "its iterator gave one (state_dict() and load_state_dict())"
 )
+_STATE_FAILED: Final = 'iterable_recovery="state" continues a stream from its state only; '
+RAISED_AGAIN: Final = "drawn again the stream raised"
 TO_DO: Final = "To have it repeat itself, and how: holdfast explain stream-not-repeatable"
 
 
@@ -98,11 +106,17 @@ class Course:
     """Of the dataset alone, before this epoch."""
     seed: int | None = None
     """What all workers share in this epoch; it may be one that the consumer has left already."""
+    state_error: str = ""
+    """Why there is no state, in words, if the dataset should have given one."""
+    raised: int = 0
+    """Processes in a row that met an exception on their way there."""
 
     def received(self, mark: int, state: bytes | None) -> None:
         """An answer has come."""
         self.state_before = self.state if self.marks and mark != NO_BATCH else None
         self.state = state
+        if state is not None:
+            self.state_error = ""
         if mark != NO_BATCH:
             self.marks.append(mark)
 
@@ -122,10 +136,12 @@ class Plan:
     """How a process takes up a stream."""
 
     way: Way
-    marks: bytes  # what it is compared with
+    marks: bytes  # what it is compared with: of the last batches that were delivered,
+    delivered: int = 0  # of so many
     state: bytes | None = None  # to be loaded
     random_before: bytes | None = None  # before the last batch, if that is made again
     last: bool = True  # there is no other way: go on whatever is found
+    attempts: int = 1  # processes that may still try this way, with this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +161,16 @@ class Finding:
     differs: int | None = None  # the first of them that came out another, counted from 0
     different: int = 0  # how many did
     ended: int | None = None  # it ended after so many of them
-    error: str | None = None  # what was raised on the way
+    error: str | None = None  # what was raised on the way, and was not before
     leaves: bool = False  # the process goes: another way is to be tried
     unfit: frozenset[str] = frozenset()  # ways that need not be tried again in this pool
     private: int | None = None  # bytes of its own, when it was there
     too_large: bool = False  # it had grown too much on the way for this to be of use
+
+    @property
+    def to_be_tried_again(self) -> bool:
+        """Whether another process is to try the same way."""
+        return self.leaves and self.error is not None and not self.unfit
 
     @property
     def lost(self) -> bool:
@@ -161,6 +182,13 @@ class Finding:
     def in_words(self) -> str:
         """What was shown, to be read after a colon."""
         many = _batches(self.delivered)
+        if self.error is not None and self.way != TRUST and self.delivered and not self.exact:
+            then = "" if self.ended is None else f", and ended after {self.ended}"
+            return (
+                f"{many} of this epoch had been delivered, and {RAISED_AGAIN} "
+                f"{self.error} where it had not before{then}; "
+                f"{ATTEMPTS} processes in a row have tried it"
+            )
         if self.ended is not None:
             return (
                 f"this stream is not deterministic: {many} of this epoch had been delivered, and "
@@ -202,7 +230,7 @@ def no_way(recovery: Recovery, course: Course) -> NoWay | None:
     """Why a stream of which something is still to come cannot be taken up, if so: pure."""
     if recovery != "state" or not course.marks or course.state is not None:
         return None
-    return NoWay(NO_STATE)
+    return NoWay(_STATE_FAILED + course.state_error if course.state_error else NO_STATE)
 
 
 def choose(
@@ -220,28 +248,30 @@ def choose(
     `exhausted` if the stream had ended and only another epoch can follow; `passed` epochs were
     before this one; `unfit` are the ways that have been shown not to lead there.
     """
-    marks = course.marks.tobytes()
+    delivered, attempts = len(course.marks), max(1, ATTEMPTS - course.raised)
     ways: list[Plan] = []
     if exhausted or not course.marks:
         # Nothing to compare. A dataset at rest may have learned from the epochs before.
         resting = course.state if exhausted else course.resting_state
         if resting is not None and recovery != "replay":
-            ways.append(Plan(REST, b"", resting))
+            ways.append(Plan(REST, b"", state=resting))
         ways.append(Plan(REPLAY, b""))
     else:
         if recovery != "replay" and course.state_before is not None and random_before is not None:
-            ways.append(Plan(STATE, marks, course.state_before, random_before))
+            last = course.marks[-1:].tobytes()
+            ways.append(Plan(STATE, last, delivered, course.state_before, random_before))
         if recovery == "state":
             none = no_way(recovery, course)
             if none is not None:
                 return none
-            ways.append(Plan(TRUST, marks, course.state))
+            ways.append(Plan(TRUST, b"", delivered, course.state))
         else:
+            marks = course.marks.tobytes()
             if recovery == "auto" and passed and course.resting_state is not None:
-                ways.append(Plan(REST, marks, course.resting_state))
-            ways.append(Plan(REPLAY, marks))
+                ways.append(Plan(REST, marks, delivered, course.resting_state))
+            ways.append(Plan(REPLAY, marks, delivered))
     left = [plan for plan in ways if plan.way not in unfit] or ways[-1:]
     plan = left[0]
     if persistent and recovery == "auto" and plan.state is not None and PROBE not in unfit:
-        return Plan(PROBE, marks, plan.state, last=False)
-    return Plan(plan.way, plan.marks, plan.state, plan.random_before, last=len(left) == 1)
+        return Plan(PROBE, b"", plan.delivered, plan.state, last=False)
+    return replace(plan, last=len(left) == 1, attempts=attempts)

@@ -18,6 +18,7 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,18 @@ from holdfast.engine.answers import Failed, Refused, Reported
 from holdfast.engine.beside import PAYS, Beside, Tried, outcome
 from holdfast.engine.careful import DROPPED
 from holdfast.engine.channel import PACKET, Channel
-from holdfast.engine.continuation import Finding, NoWay, Plan, choose, no_way
+from holdfast.engine.continuation import (
+    ATTEMPTS,
+    REST,
+    STATE,
+    Course,
+    Finding,
+    NoWay,
+    Plan,
+    Way,
+    choose,
+    no_way,
+)
 from holdfast.engine.driver import Urgent
 from holdfast.engine.epoch import Epoch
 from holdfast.engine.holdings import Holdings, Place
@@ -66,6 +78,7 @@ from holdfast.engine.relief import Relief
 from holdfast.engine.silence import Silence
 from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
+from holdfast.engine.take_up import STATE_FAILED
 from holdfast.engine.warden import TRACED, Search, Warden
 from holdfast.memory import codec
 from holdfast.memory.budget import Share
@@ -135,8 +148,10 @@ class Crew:
             # A batch that arrives says how large they are: what waits for that can be handed out.
             for fd in self._holdings.channels:
                 watched[fd] = watched.get(fd, 0) | select.POLLIN
-        always = (nursery.control.fileno(), nursery.process.fileno())
-        return watched | dict.fromkeys(always, select.POLLIN)
+        watched[nursery.process.fileno()] = select.POLLIN
+        orders = select.POLLOUT if nursery.pending else 0
+        watched[nursery.control.fileno()] = select.POLLIN | orders
+        return watched
 
     def interval(self) -> float:
         """Seconds until the next look, at most."""
@@ -167,7 +182,7 @@ class Crew:
         """One descriptor is ready."""
         worker = self._holdings.channels.get(fd)
         if worker is None:
-            self._hear_nursery()
+            self._attend_nursery(fd, mask)
             return False
         if self._beside.owns(worker):
             self._beside.hear(worker)
@@ -279,6 +294,8 @@ class Crew:
 
     def _remark(self, worker: int, about: str, text: str) -> None:
         """Something the user should know: of many workers, and epochs, one word is enough."""
+        if about == STATE_FAILED:
+            self._places[worker].course.state_error = text
         if self._said.first(about):
             log.warning("%sworker %d: %s", self._obituaries.origin.prefix, worker, text)
             if self._logbook is not None:
@@ -296,13 +313,32 @@ class Crew:
     def _taken_up(self, worker: int, finding: Finding) -> None:
         """A process has tried to take up the stream of the one before it."""
         generation, now = self.machine.generation(worker), time.monotonic()
+        course = self._places[worker].course
         if finding.leaves:
+            self._remark_on_the_way(worker, course, finding)
             self._tell(v.WentAstray(worker, generation, now, finding.unfit))
             return
+        course.raised = 0
         place = self._places[worker]
         self._obituaries.taken_up(worker, place.pid, finding, place.gone)
         if finding.lost:
             self._tell(v.StreamLost(worker, generation, now, finding.in_words()))
+
+    def _remark_on_the_way(self, worker: int, course: Course, finding: Finding) -> None:
+        """A process has left because of an exception: that must not be lost."""
+        if finding.to_be_tried_again:
+            course.raised += 1
+            text = (
+                f"drawn again after a death, its stream raised {finding.error} where it had not "
+                f"before; another process tries it, {ATTEMPTS} in all"
+            )
+            self._remark(worker, "stream-raised", text)
+        elif finding.error is not None:
+            text = (
+                f"to go on from the state that the dataset gave raised {finding.error}; the stream "
+                "is continued in another way, if there is one"
+            )
+            self._remark(worker, "stream-state-not-loaded", text)
 
     def _grown(self, worker: int, message: bytes) -> None:
         """A worker of an iterable dataset is too large."""
@@ -350,11 +386,31 @@ class Crew:
     def _tried(self, tried: Tried) -> None:
         """A process beside the workers has ended."""
         if tried.setup.probe is None:
+            finding = tried.finding
+            if finding is not None and finding.leaves:
+                course = self._places[tried.setup.worker].course
+                self._remark_on_the_way(tried.setup.worker, course, finding)
             self._tell(outcome(tried))
         elif tried.finding is not None:
             self._warden.found(tried.setup.worker, tried.finding)
 
     # -- deaths ---------------------------------------------------------------------------
+
+    def _attend_nursery(self, fd: int, mask: int) -> None:
+        nursery = self._holdings.nursery
+        if mask & select.POLLOUT and fd == nursery.control.fileno() and not nursery.closed:
+            self._holdings.flush_nursery()
+        if mask & ~select.POLLOUT:
+            self._hear_nursery()
+
+    def _mind_the_nursery(self, now: float) -> None:
+        """End one that takes no orders. Its end is noticed as any other."""
+        nursery = self._holdings.nursery
+        if nursery.closed or nursery.given_up or not nursery.has_backlog:
+            return
+        self._holdings.flush_nursery()  # it may have begun to read a moment ago
+        if nursery.deaf(now):
+            nursery.give_up("took no orders and was ended")
 
     def _hear_nursery(self) -> None:
         nursery = self._holdings.nursery
@@ -475,9 +531,10 @@ class Crew:
             return  # one of these has led to another
         status = self._holdings.drop_nursery()
         error = self._holdings.nursery.error or ""
+        how = how or self._holdings.nursery.given_up
         kind, name, exitcode = describe_status(status)
-        # One that has raised may be killed by us, on its way out.
-        killed = status is not None and kind == "killed" and not error
+        # One that has raised may be killed by us, on its way out; so is one that we have given up.
+        killed = status is not None and kind == "killed" and not (error or how)
         if status is not None and not how:
             how = describe_end(name, exitcode)
         with self.supervisor.together():  # all have been read before another is started
@@ -569,6 +626,7 @@ class Crew:
         silence.awake(now, self._longest_interval())
         self._coroner.look(now)
         self._beside.look(now)
+        self._mind_the_nursery(now)
         self._mind_the_memory(now)
         wanted = machine.deadline()
         if wanted is not None and now >= wanted:
@@ -731,9 +789,18 @@ class Crew:
             allowance=self._warden.allowance,
             plan=plan,
             marks=self.machine.iterable and self.machine.recovery != "raise",
+            states=self._uses_states(STATE, action.unfit),
+            rests=self._uses_states(REST, action.unfit),
             region=worker,
             regions=self._holdings.boxes.workers,
         )
+
+    def _uses_states(self, way: Way, unfit: Collection[str]) -> bool:
+        """Whether a stream may be taken up this way, so that the worker has to give states."""
+        machine = self.machine
+        if not machine.iterable or machine.recovery in ("replay", "raise"):
+            return False
+        return machine.recovery == "state" or way not in unfit
 
     def _plan(
         self, action: v.Start | v.Rehearse, random_before: bytes | None
@@ -773,10 +840,12 @@ class Crew:
             return
         nursery = self._holdings.nursery
         poll = select.poll()
-        poll.register(nursery.control, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
+            orders = select.POLLOUT if nursery.pending else 0
+            poll.register(nursery.control, select.POLLIN | orders)
             if not poll.poll(left * 1000):
                 continue
+            nursery.flush()
             reports = nursery.reports()
             if reports is None:
                 break

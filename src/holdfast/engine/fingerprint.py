@@ -210,12 +210,13 @@ class _Walk:
 
     def _set(self, values: Any, depth: int) -> None:
         """In whatever order: that of a set is another in another process."""
-        length = len(values)
+        base: Any = set if is_a(values, set) else frozenset
+        length = base.__len__(values)
         self.add(_LONG.pack(length))
         if length > _entries(depth):
             return
         total = 0
-        for value in values:
+        for value in base.__iter__(values):
             part = _Walk()
             part.value(value, depth + 1)
             total += part.result()

@@ -43,7 +43,7 @@ from holdfast.engine.births import are_seen
 from holdfast.engine.places import Places
 from holdfast.engine.states import GENERATORS, State, state_of
 from holdfast.memory.attributes import is_a
-from holdfast.memory.parts import WIDTH, Part, wide
+from holdfast.memory.parts import KEYS, WIDTH, Part, wide
 
 __all__ = ["MOST", "PATIENCE", "Generators", "Own", "bring_back_own"]
 
@@ -55,8 +55,8 @@ Doubted = Callable[[str], bool]
 
 MOST: Final = 1000
 """Generators that are kept. Each costs about a microsecond after every batch."""
-PATIENCE: Final = 1000
-"""Batches for which a state waits."""
+PATIENCE: Final = 8
+"""Batches for which a state waits. Each takes as much longer as looking does."""
 _DEPTH: Final = 12
 _STEPS_INSIDE: Final = 4  # an iterator over iterators over a list
 _OBJECTS: Final = 10_000  # that are looked at
@@ -135,7 +135,7 @@ class _Link:
     __slots__ = ("holder", "key", "leads_to", "value")
 
     def __init__(self, part: Part, leads_to: _Kept | None) -> None:
-        quick = type(part.holder) in (dict, list)
+        quick = type(part.holder) in (dict, list) and type(part.key) in KEYS
         self.holder = part.holder if quick else _Place(part)
         self.key = part.key
         self.value = part.value
@@ -200,11 +200,12 @@ class Generators:
 
     # -- finding them ---------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Find them all. Objects can be odd in ways nobody thinks of: what fails here is said, and
-        is no reason to lose a worker, or a batch."""
+    def look(self, parts: Iterable[Part] | None = None) -> None:
+        """Find them all, among these parts if they have been walked through already. Objects can be
+        odd in ways nobody thinks of: what fails here is said, and is no reason to lose a worker, or
+        a batch."""
         try:
-            left_out = self._find()
+            left_out = self._find(parts)
         except Exception:
             left_out = []
             self._kept, self._links = [], []
@@ -218,7 +219,7 @@ class Generators:
         """Where all paths begin; and as many again of nothing, for one that is there no more."""
         return itertools.chain((root for _, root in self._roots()), itertools.repeat(None))
 
-    def _find(self) -> list[str]:
+    def _find(self, parts: Iterable[Part] | None) -> list[str]:
         left_out: list[str] = []
         roots = list(self._roots())
         self._begun = [*(root for _, root in roots), None]
@@ -228,7 +229,7 @@ class Generators:
             one.alone = True
         new: dict[int, _Kept] = {}
         hidden: list[tuple[Part, State]] = []
-        for part in self._walk(roots):
+        for part in self._walk(roots) if parts is None else parts:
             if type(part.value) in _OPAQUE:
                 hidden += _inside_of(part)
             if not is_a(part.value, GENERATORS):
@@ -329,8 +330,8 @@ class Generators:
             try:
                 if link.holder[link.key] is link.value:
                     continue
-            except (LookupError, AttributeError):
-                pass  # there is nothing any more
+            except Exception:  # there is nothing any more, or nothing can be known
+                pass
             if not self._exchange(link):
                 self.look()
                 return self._now
@@ -347,7 +348,7 @@ class Generators:
             return False
         try:
             value = link.holder[link.key]
-        except (LookupError, AttributeError):
+        except Exception:
             return False
         state = state_of(value) if is_a(value, GENERATORS) else None
         if state is None or state.kind != kept.state.kind or state.varies:
@@ -377,9 +378,11 @@ class Generators:
         self._last, self._stale = self._now, False
         return at
 
-    def saved(self) -> bytes:
-        """Their states now, as `restore` takes them."""
-        self.look()
+    def saved(self, looked: bool = False) -> bytes:
+        """Their states now, as `restore` takes them; `looked` if all are known, and nothing was
+        drawn since that was found out."""
+        if not looked:
+            self.look()
         if not self:
             return b""
         states = [*self._now, *self._still_waiting]
@@ -409,9 +412,10 @@ class Generators:
                 at += size
         self.arrived()
 
-    def arrived(self) -> None:
-        """Give states that wait to generators that are there now."""
-        self.look()
+    def arrived(self, looked: bool = False) -> None:
+        """Give states that wait to generators that are there now; `looked` if all are known."""
+        if not looked:
+            self.look()
         for kept in self._kept:
             kind, raw = self._waiting.get(kept.path, ("", b""))
             if kind == kept.state.kind:
@@ -432,10 +436,11 @@ class Generators:
         return any(self._waiting.get(one.path, ("",))[0] == one.state.kind for one in self._kept)
 
     def places(self) -> Places:
-        """What is where now, for `take_back`."""
-        self.look()
+        """What is where now, for `take_back`. This looks too, in the same walk."""
+        parts = list(self._walk(self._roots()))
+        self.look(parts)
         self._before = {id(one.state.subject): one.state for one in self._kept}
-        return Places(self._walk(self._roots()))
+        return Places(parts)
 
     def take_back(self, places: Places) -> None:
         """Take away what has come into being since, but for what is waited for."""
@@ -566,7 +571,7 @@ def _now(part: Part, roots: dict[str, Any]) -> Any:
         return roots[part.label]
     try:
         return part.now()
-    except (LookupError, AttributeError):
+    except Exception:
         return None  # there is nothing any more
 
 

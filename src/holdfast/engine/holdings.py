@@ -118,7 +118,19 @@ class Holdings:
             nursery = Nursery.fork(self._nurse, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
         self.poll.register(nursery.process, select.POLLIN)
+        nursery.on_backlog = self._await_room
         self._nursery = nursery
+
+    def _await_room(self) -> None:
+        """An order to the nursery has to wait."""
+        self.backlog = True
+        self.poll.modify(self.nursery.control, select.POLLIN | select.POLLOUT)
+
+    def flush_nursery(self) -> None:
+        """Send what had to wait, now that there may be room."""
+        self.nursery.flush()
+        orders = select.POLLOUT if self.nursery.pending else 0
+        self.poll.modify(self.nursery.control, select.POLLIN | orders)
 
     def drop_nursery(self) -> int | None:
         """And with it all workers, which die with it. The next start makes another. Its status, as
@@ -258,5 +270,4 @@ class Holdings:
         for channel in self.beside.values():
             channel.disown()
         if self._nursery is not None:
-            self._nursery.control.close()
-            self._nursery.process.close()  # which may be a copy of it
+            self._nursery.disown()

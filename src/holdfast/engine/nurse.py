@@ -200,26 +200,33 @@ class Nurse:
         """Carry out one order; False when there will be none any more."""
         try:
             message, fds, _, _ = socket.recv_fds(self.control, MESSAGE, 2)
-            fds = list(map(kernel.above_stdio, fds))
         except OSError:
             return False
         if not message:
             return False
         order, worker, generation, argument = pickle.loads(message)
         if order == "start":
-            setup = b""
             size, known_as = argument
-            while len(setup) < size:
-                part = self.control.recv(MESSAGE)
-                if not part:
-                    return False
-                setup += part
+            setup = self._receive(size)
+            if setup is None:
+                return False
             self._bear(deliver, worker, generation, setup, fds, known_as)
         elif order == "signal":
             self._signal(worker, generation, argument)
         else:
             self.deadline = time.monotonic() + argument
         return True
+
+    def _receive(self, size: int) -> bytes | None:
+        """The rest of an order; None if it does not come."""
+        parts: list[bytes] = []
+        while size > 0:
+            part = self.control.recv(MESSAGE)
+            if not part:
+                return None
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def _bear(
         self,
@@ -234,7 +241,10 @@ class Nurse:
         rehearses, since a dataset may seed itself or choose its part of the files by it."""
         nursery = os.getpid()
         dump: int | None = None
+        taken, fds = fds, []
         try:
+            while taken:
+                fds.append(kernel.above_stdio(taken.pop(0)))
             if len(fds) < 2:  # the kernel drops those for which we have no room
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             channel, arena = fds
@@ -246,7 +256,7 @@ class Nurse:
             faults.strike_start("fork", worker, generation)
             pid = os.fork()
         except OSError as error:
-            for fd in (*fds, *(() if dump is None else (dump,))):
+            for fd in (*taken, *fds, *(() if dump is None else (dump,))):
                 os.close(fd)
             self._report(NotBorn(worker, generation, error.errno or 0))
             return

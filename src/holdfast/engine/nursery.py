@@ -8,6 +8,12 @@ image, in about a millisecond. Under spawn and forkserver the nursery is a fresh
 has imported torch and nothing of the user's (see `payload`).
 
 What it does is in `nurse`; here is how it is started, given its orders, heard and ended.
+
+A fresh interpreter reads no orders before it has imported torch, which may take long, and its
+socket holds a few large ones only. So orders that do not fit wait in an outbox, with copies of the
+descriptors that go with them, and are flushed when the socket is writable. The caller never waits.
+A nursery that takes no order for `LISTENING` seconds is given up (`deaf`); until its first sign of
+life it has as long as any process has to start.
 """
 
 from __future__ import annotations
@@ -15,21 +21,24 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from multiprocessing import spawn, util
 from typing import Any
 
 from holdfast import kernel
 from holdfast.engine.nurse import IGNORED, MESSAGE, Nurse, Report, confess, set_signals
 from holdfast.engine.payload import Payload
+from holdfast.engine.silence import BOOT_ALLOWANCE
 from holdfast.engine.vocabulary import SHORTAGES
 
-__all__ = ["Nursery"]
+__all__ = ["LISTENING", "Nursery"]
+
+LISTENING = 5.0  # seconds within which a nursery that has started takes an order
 
 
 class Nursery:
@@ -41,7 +50,14 @@ class Nursery:
         self.control = control
         control.setblocking(False)
         self.error: str | None = None  # the traceback, if it has raised
+        self.given_up = ""  # how it ended, in words, if we have ended it
         self.closed = False
+        self.on_backlog: Callable[[], None] = lambda: None
+        """Called when an order has to wait until the socket is writable."""
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()  # packets, and descriptors of ours
+        self._short = False  # something was lacking to send the first of them
+        self._waits_since = 0.0  # the first of them, or the nursery's first sign of life
+        self._heard = False
 
     @classmethod
     def fork(cls, nurse: Callable[[Nurse], None], blackboxes: int, lifeline: int) -> Nursery:
@@ -140,33 +156,86 @@ class Nursery:
         """Order the end: workers have `grace` seconds to go by themselves."""
         self._order(("stop", 0, 0, grace))
 
-    def _order(
-        self, head: tuple[Any, ...], body: bytes = b"", fds: list[int] | None = None
-    ) -> None:
+    def _order(self, head: tuple[Any, ...], body: bytes = b"", fds: Sequence[int] = ()) -> None:
         parts = [pickle.dumps(head)]
         parts += [body[at : at + MESSAGE] for at in range(0, len(body), MESSAGE)]
+        sent = 0
+        if not self._outbox:
+            sent = self._send(parts, fds)
+        if sent == len(parts):
+            return
+        packets: list[tuple[bytes, list[int]]] = [(part, []) for part in parts[sent:]]
+        if sent == 0 and fds:
+            packets[0] = parts[0], _copies(fds)
+        if not self._outbox:
+            self._waits_since = time.monotonic()
+        self._outbox.extend(packets)
+        self.on_backlog()
+
+    def _send(self, parts: list[bytes], fds: Sequence[int]) -> int:
+        """Send the packets of an order; how many the kernel has taken. OSError if something is
+        short and it has taken none."""
         for number, part in enumerate(parts):
-            deadline = time.monotonic() + 5
-            while True:
-                try:
-                    if number == 0 and fds:
-                        socket.send_fds(self.control, [part], fds)
-                    else:
-                        self.control.send(part)
-                    break
-                except BlockingIOError:
-                    wait = select.poll()
-                    wait.register(self.control, select.POLLOUT)
-                    if not wait.poll(1000) and time.monotonic() > deadline:
-                        self.kill()  # it does not listen any more; the pool makes a new one
-                        return
-                except OSError as error:
-                    if error.errno not in SHORTAGES:
-                        return  # it is gone; the pool learns that from its handle
-                    if number == 0:
-                        raise
-                    self.kill()  # it waits for the rest, which cannot be sent
+            try:
+                self._send_one(part, () if number else fds)
+            except BlockingIOError:
+                return number
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    break  # it is gone; the pool learns that from its handle
+                if number == 0:
+                    raise
+                return number
+        return len(parts)
+
+    def _send_one(self, packet: bytes, fds: Sequence[int]) -> None:
+        if fds:
+            socket.send_fds(self.control, [packet], list(fds))
+        else:
+            self.control.send(packet)
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether part of an order has not been sent."""
+        return bool(self._outbox)
+
+    @property
+    def pending(self) -> bool:
+        """Whether that only waits until the socket is writable."""
+        return bool(self._outbox) and not self._short
+
+    def flush(self) -> None:
+        """Send what waits in the outbox, as far as the kernel takes it."""
+        self._short = False
+        while self._outbox:
+            packet, fds = self._outbox[0]
+            try:
+                self._send_one(packet, fds)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    self._drop_outbox()  # it is gone; the pool learns that from its handle
                     return
+                self._short = True  # tried again when time has passed, not when it is writable
+                return
+            self._outbox.popleft()
+            _close_all(fds)
+            self._waits_since = time.monotonic()
+
+    def deaf(self, now: float) -> bool:
+        """Whether an order has waited for so long that the nursery will not take any."""
+        patience = LISTENING if self._heard else BOOT_ALLOWANCE
+        return bool(self._outbox) and now - self._waits_since > patience
+
+    def give_up(self, how: str) -> None:
+        """End it: the pool makes another, and knows that it was not killed from outside."""
+        self.given_up = how
+        self.kill()
+
+    def _drop_outbox(self) -> None:
+        while self._outbox:
+            _close_all(self._outbox.popleft()[1])
 
     def reports(self) -> list[Report] | None:
         """What has happened; None when the nursery is gone and has said everything."""
@@ -182,6 +251,8 @@ class Nursery:
                 message = b""
             if not message:
                 return found or None
+            if not self._heard:
+                self._heard, self._waits_since = True, time.monotonic()
             report = pickle.loads(message)
             if isinstance(report, str):
                 self.error = report
@@ -211,8 +282,29 @@ class Nursery:
         if self.closed:
             return
         self.closed = True
+        self.disown()
+
+    def disown(self) -> None:
+        """Let go of all descriptors; the nursery does not notice if another process has them."""
+        self._drop_outbox()
         self.control.close()
-        self.process.close()
+        self.process.close()  # which may be a copy of it
+
+
+def _copies(fds: Sequence[int]) -> list[int]:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(kernel.duplicate(fd))
+    except OSError:
+        _close_all(copies)
+        raise
+    return copies
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _connections(lifeline: int) -> tuple[socket.socket, socket.socket, int]:

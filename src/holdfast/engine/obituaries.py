@@ -327,7 +327,9 @@ class Obituaries:
         numbers = {id(death): number for number, (death, _) in enumerate(self._published)}
         for death, old in waiting:
             action = old.action.removesuffix(BEING_TAKEN_UP) + "; " + _told(finding)
-            to_do = old.remedies if finding.exact is not False else (*self._remedies, *old.remedies)
+            to_do = old.remedies
+            if finding.exact is False and finding.error is None:
+                to_do = (*self._remedies, *to_do)
             new = dataclasses.replace(old, action=action, exact=finding.exact, remedies=to_do)
             if id(death) in numbers:
                 self._published[numbers[id(death)]] = (death, new)
@@ -372,7 +374,7 @@ class Obituaries:
         lines = [f"{who}: its stream goes on, and not as it was: {_told(finding)}"]
         if finding.lost:
             lines = [f"{who}: its stream cannot go on: {finding.in_words()}"]
-        if _CAUSE not in self._explained:
+        if finding.error is None and _CAUSE not in self._explained:
             self._explained.add(_CAUSE)
             for remedy in self._remedies:
                 lines.append(f"    to do: {remedy.text}")

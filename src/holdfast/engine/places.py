@@ -16,12 +16,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from holdfast.memory.attributes import attributes_of, dict_of, is_a, slots_of
-from holdfast.memory.parts import Part
+from holdfast.memory.parts import KEYS, Part
 
 __all__ = ["Places"]
 
 _LARGE: Final = 4096  # entries
-_KEYS: Final = (str, bytes, int, float, complex, bool, type(None))
 _NOTHING: Final = object()
 
 
@@ -77,7 +76,7 @@ def _put_back(holder: Any, held: list[Any], part: Part) -> bool:
     if before is part.value:
         return False
     if is_a(holder, dict):
-        if type(key) not in _KEYS:
+        if type(key) not in KEYS:
             return False  # its class would be asked for a hash
         if before is _NOTHING:
             dict.pop(holder, key, None)
@@ -91,4 +90,4 @@ def _put_back(holder: Any, held: list[Any], part: Part) -> bool:
 
 
 def _equal(one: Any, key: Any) -> bool:
-    return type(one) is type(key) and type(one) in _KEYS and bool(one == key)
+    return type(one) is type(key) and type(one) in KEYS and bool(one == key)

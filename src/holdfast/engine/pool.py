@@ -26,8 +26,8 @@ The rules of the lock, for this module and all below it:
   is not (the kernel's log, what a dataset calls a sample), nor is the logbook: a clerk of the
   watch's sees to them without the lock (`settle`). What may take longer under it all the same:
   50 ms before a worker that stalls is killed, to see whether it uses CPU time while it still can;
-  a second for the end of a nursery that died, since nobody can go on before another is made; and
-  five for one that does not read its orders, until it is given up.
+  and a second for the end of a nursery that died, since no worker can be started before another
+  is made.
 
 Whatever must not be forgotten (a process, a descriptor, a mapping) is in `holdings` and let go when
 the pool is closed: by the iterator's end, by its garbage collection, at interpreter exit, or by the
@@ -434,6 +434,8 @@ class Pool:
         began = time.monotonic()
         heard = self._attend(limit if timeout is None else min(limit, max(0.0, timeout)))
         self._brisk = time.monotonic() - began < BRISK
+        if self.obituaries.pending:
+            self.watch.settle_soon()
         return heard
 
     def _attend(self, wait: float) -> bool:

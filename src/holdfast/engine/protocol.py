@@ -97,6 +97,8 @@ class Setup:
     accused: bool = False  # a sample that it will come to may have killed its predecessor
     plan: Plan | None = None  # how to take up a stream; None for the first worker of a seat
     marks: bool = False  # whether its batches leave fingerprints
+    states: bool = False  # whether the dataset is asked for its state after every batch,
+    rests: bool = False  # and at the end of an epoch
     region: int = 0  # which black box it has,
     regions: int = 1  # of so many
     rehearsal: int | None = None  # it only tries to take up, growing by no more than these bytes

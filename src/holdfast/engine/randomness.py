@@ -57,6 +57,7 @@ _NUMPY_AT = _PYTHON_AT + _TWISTER
 SIZE = _NUMPY_AT + _TWISTER  # bytes a saved state takes at least
 OWN_AT = 16 * 1024  # where the states of the dataset's own generators begin
 Bytes = NDArray[np.uint8]
+_Global = tuple[torch.Tensor, bytes, bytes, float | None]  # of torch, random, numpy; a Gaussian
 Snapshot = tuple[torch.Tensor, Any, Any, Own]  # of torch, random, numpy and the dataset's own
 
 
@@ -132,7 +133,7 @@ class Randomness:
         self._generator, self._numpy = _numpy_twister
         self._numpy_last = b""
         self._gauss = (False, 0.0)
-        self._last: tuple[torch.Tensor, bytes, bytes, float | None] | None = None
+        self._last: _Global | None = None
 
     def begin(self, number: int) -> None:
         """Look for the dataset's own generators before anything is drawn from them, which is when
@@ -192,14 +193,15 @@ class Randomness:
         parts = self._slots.get(id(slot))
         if parts is None:
             parts = self._slots[id(slot)] = _Slot(slot)
-        size = self._save_global(parts)
+        size, self._last = self._save_global(parts, self._looked, self._all_births)
         return OWN_AT + self.own.save(parts.own) if self.own else size
 
-    def saved(self) -> bytes:
-        """The present state, as `restore` takes it."""
+    def saved(self, looked: bool = False) -> bytes:
+        """The present state, as `restore` takes it; `looked` if the dataset's own generators were
+        looked for just now."""
         slot = np.zeros(OWN_AT, np.uint8)
-        Randomness().save(slot)
-        return slot.tobytes() + self.own.saved()
+        self._save_global(_Slot(slot), _JUST_NOW, True)
+        return slot.tobytes() + self.own.saved(looked)
 
     def restore(self, saved: bytes, number: int | None = None) -> None:
         """Bring back a state that `save` wrote, in this or another process. If its `number` is
@@ -215,10 +217,14 @@ class Randomness:
             self._looked, self._all_births = looked, all_births
             self.own.doubt(lambda kind: not (all_births and are_seen(kind)))
 
-    def _save_global(self, parts: _Slot) -> int:
+    def _save_global(
+        self, parts: _Slot, looked: int, all_births: bool
+    ) -> tuple[int, _Global | None]:
+        """Write the states of the three libraries' own generators, and what is known of the others;
+        how many bytes that takes, and what to compare with later."""
         numpy_memory = self._numpy_memory()
         if self._python is None or numpy_memory is None:
-            return self._save_pickled(parts.memory)
+            return _save_pickled(parts.memory, looked, all_births), None
         numpy_raw = numpy_memory.tobytes()
         python_raw = self._python.tobytes()
         has_gauss, gauss = self._numpy_gauss(numpy_raw)
@@ -236,11 +242,10 @@ class Randomness:
             python_gauss or 0.0,
             has_gauss,
             gauss,
-            self._looked,
-            self._all_births,
+            looked,
+            all_births,
         )
-        self._last = (torch_state, python_raw, numpy_raw, python_gauss)
-        return SIZE
+        return SIZE, (torch_state, python_raw, numpy_raw, python_gauss)
 
     def unchanged(self) -> bool:
         """Whether the present state is the one that was saved last."""
@@ -282,22 +287,23 @@ class Randomness:
             self._numpy_last = raw
         return self._gauss
 
-    def _save_pickled(self, slot: Bytes) -> int:
-        self._last = None
-        state = (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
-        body = np.frombuffer(pickle.dumps(state, protocol=5), np.uint8)
-        if len(body) > min(len(slot), OWN_AT) - _BODY:
-            raise ValueError(f"a random state of {len(body)} bytes does not fit the black box")
-        slot[_BODY : _BODY + len(body)] = body
-        head = (_PICKLED, _BODY + len(body), False, 0.0, False, 0.0)
-        _HEAD.pack_into(slot.data, 0, *head, self._looked, self._all_births)
-        return _BODY + len(body)
-
     def _numpy_memory(self) -> Bytes | None:
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
             self._generator, self._numpy, self._numpy_last = generator, _in_numpy(generator), b""
         return self._numpy
+
+
+def _save_pickled(slot: Bytes, looked: int, all_births: bool) -> int:
+    """By the getters; how many bytes it takes."""
+    state = (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
+    body = np.frombuffer(pickle.dumps(state, protocol=5), np.uint8)
+    if len(body) > min(len(slot), OWN_AT) - _BODY:
+        raise ValueError(f"a random state of {len(body)} bytes does not fit the black box")
+    slot[_BODY : _BODY + len(body)] = body
+    head = (_PICKLED, _BODY + len(body), False, 0.0, False, 0.0)
+    _HEAD.pack_into(slot.data, 0, *head, looked, all_births)
+    return _BODY + len(body)
 
 
 _memcmp = ctypes.CDLL(None).memcmp

@@ -123,15 +123,19 @@ class Restarts:
         """Count this death, if it counts; whether that is within the limit."""
         if self._is_spared(seat, exit, conclusions):
             return True
-        counted = self.counted
-        counted.append(exit)
-        if self.policy.intensity is None:
-            if len(counted) > REMEMBERED:
+        self.counted.append(exit)
+        self._forget_old()
+        return self.policy.intensity is None or len(self.counted) <= self.policy.intensity
+
+    def _forget_old(self) -> None:
+        """Of those that count, the ones that no longer do."""
+        counted, policy = self.counted, self.policy
+        if policy.intensity is None:
+            while len(counted) > REMEMBERED:
                 counted.popleft()
-            return True
-        while counted[0].at < exit.at - self.policy.period:
+            return
+        while counted and counted[0].at < counted[-1].at - policy.period:
             counted.popleft()
-        return len(counted) <= self.policy.intensity
 
     def _is_spared(self, seat: Seat, exit: Exit, conclusions: Sequence[Action]) -> bool:
         """Whether this death does not count as a restart: it has convicted a sample that is left
@@ -253,6 +257,7 @@ class Restarts:
             spared = [one for one in (*trial.before, *trial.alone) if not one.unproven]
             # In the order of time: whatever has expired is looked for at the front.
             self.counted = deque(sorted((*self.counted, *spared), key=lambda one: one.at))
+            self._forget_old()
 
 
 def loading(seat: Seat, exit: Exit) -> bool:

@@ -13,6 +13,7 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import vocabulary as v
 from holdfast.engine.answers import Refused
+from holdfast.engine.continuation import RAISED_AGAIN
 from holdfast.engine.machine import RAISES
 from holdfast.engine.obituaries import Obituaries
 from holdfast.errors import (
@@ -104,6 +105,12 @@ def _not_continued(
         advice = (
             'iterable_recovery="auto" has streams continued by another process, and says whether '
             "that was exact."
+        )
+    elif RAISED_AGAIN in failure.why:
+        advice = (
+            "see to what it raised: after a death a stream is drawn again from its start, so its "
+            "source has to answer then too. With state_dict() and load_state_dict() it need not "
+            "be drawn again."
         )
     else:
         found = remedies_for("stream-not-repeatable", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.autopsy.blackbox import REPLAY as REPLAYING
 from holdfast.autopsy.blackbox import Recorder
@@ -24,13 +24,17 @@ from holdfast.engine.fingerprint import (
 from holdfast.engine.protocol import Blueprint, Setup
 from holdfast.engine.randomness import Randomness
 
-__all__ = ["TakeUp", "draw_and_drop", "resting_state", "state_now"]
+__all__ = ["STATE_FAILED", "TakeUp", "draw_and_drop", "resting_state", "state_now"]
+
+STATE_FAILED: Final = "stream-state-failed"
+"""What a remark is about that a worker makes if its dataset's state cannot be had."""
+Remark = Callable[[str, str], None]
 
 
 # -- states, as they travel ----------------------------------------------------------------
 
 
-def state_now(dataset: Any, fetcher: IterableFetcher) -> bytes:
+def state_now(dataset: Any, fetcher: IterableFetcher, remark: Remark) -> bytes:
     """The state of an iterable dataset that offers one, to take up from after a death."""
     try:
         own = state_of(dataset)
@@ -46,17 +50,28 @@ def state_now(dataset: Any, fetcher: IterableFetcher) -> bytes:
                 "made": fetcher.made,
             }
         )
-    except Exception:
+    except Exception as error:
+        _tell_that_it_failed(remark, error)
         return b""  # it will be replayed from its start instead
 
 
-def resting_state(dataset: Any) -> bytes:
+def resting_state(dataset: Any, remark: Remark) -> bytes:
     """The dataset's own state between two epochs, if it offers one."""
     try:
         state = state_of(dataset)
         return b"" if state is None else pickle.dumps({"dataset": state})
-    except Exception:
+    except Exception as error:
+        _tell_that_it_failed(remark, error)
         return b""  # it will be sent through all epochs instead
+
+
+def _tell_that_it_failed(remark: Remark, error: Exception) -> None:
+    remark(
+        STATE_FAILED,
+        "the state of the dataset or of its iterator cannot be kept: state_dict() raised, or what "
+        f"it gave does not pickle ({_in_words(error)}). After a death the stream cannot go on "
+        "from a state",
+    )
 
 
 def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> None:
@@ -102,6 +117,7 @@ class TakeUp:
         self._setup = taker.setup
         self._marks = array("Q")
         self._marks.frombytes(plan.marks)
+        self._first_mark = plan.delivered - len(self._marks)  # batches delivered before those
 
     def __call__(self) -> Finding:
         """Go to where the predecessor was."""
@@ -120,7 +136,7 @@ class TakeUp:
     def _found(self, **found: Any) -> Finding:
         if found.get("leaves"):
             found.setdefault("unfit", frozenset({self._plan.way}))
-        return Finding(self._plan.way, delivered=len(self._marks), **found)
+        return Finding(self._plan.way, delivered=self._plan.delivered, **found)
 
     def _from_state(self) -> Finding:
         plan = self._plan
@@ -134,7 +150,7 @@ class TakeUp:
             return self._found(exact=False)  # it may be; nothing has shown it
         assert plan.random_before is not None
         self._taker.randomness.restore(plan.random_before)
-        return self._compare(len(self._marks) - 1)
+        return self._compare()
 
     def _from_the_start(self) -> Finding:
         plan = self._plan
@@ -148,12 +164,14 @@ class TakeUp:
         try:
             self._taker.make_fetcher()
         except BaseException as error:
+            exact = set(self._marks) == {fingerprint_of_error(error)} if self._marks else None
+            if exact is False and plan.attempts > 1:
+                return self._to_be_tried_again(error)
             if not plan.last:
                 raise
             self._taker.fail(error)  # all that it can answer, and perhaps all that was answered
-            exact = set(self._marks) == {fingerprint_of_error(error)} if self._marks else None
             return self._found(exact=exact, error=_in_words(error))
-        return self._compare(0) if self._marks else self._found()
+        return self._compare() if self._marks else self._found()
 
     def _to_the_epochs_start(self) -> None:
         if self._setup.epoch_state is not None:
@@ -178,35 +196,48 @@ class TakeUp:
         if epochs:
             taker.seed_datapipe(setup.shared_seed)  # the seed it had was for one iter() only
 
-    def _compare(self, first: int) -> Finding:
-        """Make again what was delivered from batch `first` on, and drop it."""
+    def _compare(self) -> Finding:
+        """Make again what was delivered, as far as there are marks of it, and drop it."""
         plan, bound = self._plan, self._setup.rehearsal
-        differs, different = None, 0
-        for number in range(first, len(self._marks)):
+        differs, different, raised = None, 0, None
+        for number, expected in enumerate(self._marks, self._first_mark):
             self._taker.recorder.note(-1, -1, REPLAYING)
-            mark = self._one_more()
+            mark, error = self._one_more()
+            if error is not None and mark != expected and raised is None:
+                if plan.attempts > 1:
+                    return self._to_be_tried_again(error)
+                raised = _in_words(error)
             if mark == NO_BATCH:
-                return self._found(exact=False, ended=number, leaves=not plan.last)
-            if mark != self._marks[number]:
+                return self._found(exact=False, ended=number, error=raised, leaves=not plan.last)
+            if mark != expected:
                 differs = number if differs is None else differs
                 different += 1
                 if not plan.last or bound is not None:
                     return self._found(
-                        exact=False, differs=differs, different=1, leaves=not plan.last
+                        exact=False,
+                        differs=differs,
+                        different=1,
+                        error=raised,
+                        leaves=not plan.last,
                     )
             if bound is not None and self._taker.private() > bound:
                 return self._found(too_large=True)
-        return self._found(exact=not different, differs=differs, different=different)
+        return self._found(exact=not different, differs=differs, different=different, error=raised)
 
-    def _one_more(self) -> int:
+    def _to_be_tried_again(self, error: BaseException) -> Finding:
+        """An exception where there was none: of a connection, perhaps, and not of the stream."""
+        return self._found(error=_in_words(error), leaves=True, unfit=frozenset())
+
+    def _one_more(self) -> tuple[int, BaseException | None]:
+        """The mark of the next batch, and the exception if that is one."""
         fetcher = self._taker.fetcher
         try:
             batch = fetcher.fetch(-1, self._taker.blueprint.batch_index)
         except StopIteration:
-            return NO_BATCH
+            return NO_BATCH, None
         except BaseException as error:
-            return fingerprint_of_error(error)
-        return DROPPED_BATCH if batch is DROPPED else fingerprint(batch)
+            return fingerprint_of_error(error), error
+        return (DROPPED_BATCH if batch is DROPPED else fingerprint(batch)), None
 
     # -- whether a state is used once only ------------------------------------------------
 
@@ -215,17 +246,17 @@ class TakeUp:
         plan, setup = self._plan, self._setup
         assert plan.state is not None
         own = pickle.loads(plan.state)["dataset"]
-        unfit = {PROBE}
+        unfit, raised = {PROBE}, None
         if own is not None:
             random_state = setup.random_state or self._taker.randomness.saved()
             try:
                 self._taker.dataset.load_state_dict(own)
                 kept = self._first(random_state) == self._first(random_state)
-            except BaseException:  # it does not even load
-                kept = True
+            except BaseException as error:  # it does not even load
+                kept, raised = True, _in_words(error)
             if kept:
                 unfit |= {STATE, REST}
-        return self._found(leaves=True, unfit=frozenset(unfit))
+        return self._found(leaves=True, unfit=frozenset(unfit), error=raised)
 
     def _first(self, random_state: bytes) -> int:
         """What comes first of another epoch."""

@@ -7,7 +7,8 @@ to be closed (`dismiss`), and waits for it or does not.
 
 What may take long is given to a clerk, a thread that lives as long as that takes: to examine a
 death, to write to the logbook, and to call the log handlers and `sample_name` of the user's. If it
-never ends, the watch goes on without.
+never ends, the watch goes on without. While the consumer waits in `next()` with the lock in hand
+the watch cannot look; so the consumer starts the clerk itself when a worker has died.
 
 A process forked from the owner has a watch without a thread: everything here does nothing there.
 """
@@ -90,6 +91,7 @@ class Watch:
         self.wake = self._waker.fileno()
         self._done = threading.Event()
         self._clerk: threading.Thread | None = None
+        self._waited_for: threading.Thread | None = None  # a clerk, for as long as we wait for one
         self._thread = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
     def start(self) -> None:
@@ -130,6 +132,14 @@ class Watch:
         self._waker.clear()
         if self.stage is not OPEN:
             self.ring()
+
+    def settle_soon(self) -> None:
+        """By the consumer, which has the lock and is about to wait: the watch cannot look before it
+        gets that, and what has happened is to be told at once."""
+        pool = self._pool
+        if pool is not None:
+            with contextlib.suppress(RuntimeError):  # no thread: the watch will do it
+                self._hire(pool)
 
     def wait_closed(self, deadline: float) -> None:
         """Wait until it is closed, unless that depends on this very thread."""
@@ -205,24 +215,37 @@ class Watch:
             ends.callback(pool.let_go)
 
     def _settle(self, pool: Watched, patience: float) -> bool:
-        """Have it done by somebody who may be kept waiting, and wait a moment; whether something
-        was done meanwhile."""
-        if self._clerk is not None and self._clerk.is_alive():
-            return False
-        if not pool.unsettled():
-            return False
-        clerk = threading.Thread(target=_work, args=(pool,), name="holdfast-clerk", daemon=True)
+        """Have it done by a clerk, and wait a moment for each clerk; whether one has come to its
+        end meanwhile."""
         try:
-            clerk.start()
+            clerk = self._hire(pool)
         except RuntimeError:  # there is no room for another thread, or it is too late for one
             pool.settle()
             return True
-        self._clerk = clerk
+        if clerk is None or clerk is self._waited_for:
+            return False
+        self._waited_for = clerk
         clerk.join(max(0.0, patience))
         return not clerk.is_alive()
+
+    def _hire(self, pool: Watched) -> threading.Thread | None:
+        """The clerk who is at it, or a new one; None if there is nothing to do. RuntimeError if
+        there can be no thread for it. If two threads hire one each, the second has nothing to do
+        when the first is done."""
+        clerk = self._clerk
+        if clerk is not None and clerk.is_alive():
+            return clerk
+        if not pool.unsettled():
+            return None
+        clerk = threading.Thread(target=_work, args=(pool,), name="holdfast-clerk", daemon=True)
+        clerk.start()
+        self._clerk = clerk
+        return clerk
 
 
 def _work(pool: Watched) -> None:
     """What the clerk does."""
     _threads.add(threading.current_thread())
     pool.settle()
+    if pool.unsettled():  # something more has happened meanwhile, and found a clerk at work
+        pool.settle()

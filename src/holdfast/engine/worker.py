@@ -166,6 +166,7 @@ class _Worker:
         self.orders: deque[tuple[str, int, Any]] = deque()  # received and not carried out
         self.wishes: dict[str, Any] = {}  # orders that come before all others, once a batch is done
         self.rung = 0  # how often the bell had been
+        self.remarked: set[str] = set()
         arena.look_for_released = self._look_for_released
 
     def work(self) -> None:
@@ -471,10 +472,11 @@ class _Worker:
             own.arrived()
             own.give_up()
             return self._fetch(number, index, brief)
-        if own.may_arrive(randomness.born()):
-            own.arrived()
         while True:
-            places, before = own.places(), randomness.saved()
+            places = own.places()
+            own.arrived(looked=True)
+            before = randomness.saved(looked=True)
+            randomness.born()  # before this batch
             batch, error = None, None
             try:
                 batch = self._fetch(number, index, brief)
@@ -513,7 +515,8 @@ class _Worker:
         if self.broken is None:
             fetcher = self.fetcher
             assert isinstance(fetcher, MapFetcher)
-            places, before = self.randomness.own.places(), self.randomness.saved()
+            places = self.randomness.own.places()
+            before = self.randomness.saved(looked=True)
             if not alone.wait(pause, self.recorder, self.channel.fileno()):
                 return  # and there is nothing to be received either
             try:
@@ -564,7 +567,9 @@ class _Worker:
             iterator = fetcher.iterator
             draw_and_drop(lambda: iterator)
             self.randomness.restore(epoch_state)
-        resting = resting_state(self.dataset) if self.blueprint.iterable else b""
+        resting = b""
+        if self.setup.rests:
+            resting = resting_state(self.dataset, self._remark_once)
         self.keeper.begin_epoch()
         try:
             self.seed_datapipe(seed)
@@ -590,8 +595,9 @@ class _Worker:
         if state is None:
             fetcher = self.fetcher
             state = b""
-            if isinstance(fetcher, IterableFetcher):
-                state = state_now(self.dataset, fetcher)
+            wanted = self.setup.rests if kind is ENDED else self.setup.states
+            if wanted and isinstance(fetcher, IterableFetcher):
+                state = state_now(self.dataset, fetcher, self._remark_once)
         if self.careful and self.fetcher is not None and kind is not RESUMED:
             self._report()
         if self.randomness.own.remarks:
@@ -611,6 +617,12 @@ class _Worker:
         for about, words in self.randomness.own.remarks:
             self._remark(about, words)
         self.randomness.own.remarks.clear()
+
+    def _remark_once(self, about: str, words: str) -> None:
+        """Of something that may be so after every batch."""
+        if about not in self.remarked:
+            self.remarked.add(about)
+            self._remark(about, words)
 
     def _remark(self, about: str, words: str) -> None:
         self.channel.send(REMARK + pickle.dumps((about, words), 5))

@@ -29,7 +29,7 @@ import torch.utils.data
 from holdfast.authors import of_file, well_known
 from holdfast.memory.attributes import attributes_of, dict_of, is_a, slots_of
 
-__all__ = ["WIDTH", "Part", "homes", "parts", "wide"]
+__all__ = ["KEYS", "WIDTH", "Part", "homes", "parts", "wide"]
 
 _DEPTH = 5
 WIDTH = 256
@@ -51,7 +51,8 @@ _SHAPES: Final[tuple[Any, ...]] = (
     BuiltinMethodType,
     functools.partial,
 )
-_KEYS = (str, bytes, int, float, complex, bool, type(None))
+KEYS: Final = (str, bytes, int, float, complex, bool, type(None))
+"""Classes of keys that can be looked up and shown without any of the user's code."""
 _LOOSE: Final = object()  # marks a part that its owner cannot exchange for another
 
 
@@ -76,7 +77,7 @@ class Part:
         if type(label) is str:
             return label
         number, key = label
-        return f"[{key!r}]" if type(key) in _KEYS else f"[<key {number}>]"
+        return f"[{key!r}]" if type(key) in KEYS else f"[<key {number}>]"
 
     @property
     def path(self) -> str:
@@ -93,6 +94,8 @@ class Part:
         kind = type(holder)
         if holder is _LOOSE:
             return self.value
+        if is_a(holder, dict) and type(self.key) not in KEYS:
+            return _by_identity(holder, self.key)
         if kind is dict or kind is list or kind is MappingProxyType:
             return holder[self.key]
         if kind is CellType:
@@ -107,6 +110,15 @@ class Part:
         if is_a(holder, deque):
             return deque.__getitem__(holder, self.key)
         return self.key.__get__(holder)  # one of its ``__slots__``
+
+
+def _by_identity(holder: Any, key: Any) -> Any:
+    """What a dict has for this very key, whose class defines a hash perhaps. LookupError if
+    nothing, or if it is not among the entries that are visited."""
+    for one, entry in list(islice(dict.items(holder), WIDTH)):
+        if one is key:
+            return entry
+    raise LookupError("not there any more")
 
 
 class _Kind:
