@@ -76,10 +76,11 @@ class Incident:
     rank: int | None = None
     """The rank in a distributed run; None in a run of one process."""
     exact: bool | None = None
-    """For an iterable dataset: True if what had been delivered came again and was equal (all of it
-    or, from a state, the last batch), False if it did not; `action` says which. What the stream
-    gives after that cannot be checked. None if there was nothing to compare (yet), and for
-    map-style data, where a batch is made again from its own indices."""
+    """For an iterable dataset: True if what had been delivered was made again (all of it or, from a
+    state, the last batch) and the fingerprints are equal, False if they are not; `action` says
+    which. What the stream gives after that cannot be checked. None if nothing was compared (yet),
+    or something could not be, and for map-style data, where a batch is made again from its own
+    indices."""
 
     def __str__(self) -> str:
         return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"

@@ -140,10 +140,11 @@ class Finding:
     """What came of it."""
 
     way: Way
-    exact: bool | None = None  # None if there was nothing to compare
+    exact: bool | None = None  # None if nothing was compared, or not all could be
     delivered: int = 0  # batches that had been, in this epoch
     differs: int | None = None  # the first of them that came out another, counted from 0
     different: int = 0  # how many did
+    unseen: int = 0  # how many hold something that fingerprints do not see
     ended: int | None = None  # it ended after so many of them
     error: str | None = None  # what was raised on the way
     leaves: bool = False  # the process goes: another way is to be tried
@@ -172,15 +173,24 @@ class Finding:
         if self.exact and self.way == STATE:
             return (
                 f"the last of {many} delivered in this epoch was made again from the state before "
-                "it, and is equal"
+                "it, and its fingerprint is equal"
             )
         if self.exact:
-            were = "was" if self.delivered == 1 else "were"
-            return f"{many} delivered in this epoch {were} drawn again, and equal"
+            equal = "was drawn again, and its fingerprint is equal"
+            if self.delivered != 1:
+                equal = "were drawn again, and their fingerprints are equal"
+            return f"{many} delivered in this epoch {equal}"
         if self.way == TRUST:
             return (
                 "it goes on from the state that the dataset gave, with which the last batch did "
                 'not come again, or was not tried (iterable_recovery="state")'
+            )
+        if self.exact is None and self.unseen:
+            made = "made again from a state" if self.way == STATE else "drawn again"
+            return (
+                f"what was delivered was {made} and could not be compared: of {many}, "
+                f"{self.unseen} had objects that holdfast cannot look into (of extension types, "
+                "for example). The rest is equal"
             )
         if self.exact is None:
             return (
@@ -188,9 +198,9 @@ class Finding:
                 "was nothing to compare"
             )
         return (
-            f"this stream is not deterministic: drawn again, {self.different} of {many} delivered "
-            f"in this epoch came out different, the first of them batch {self.differs} of this "
-            "worker"
+            f"this stream is not deterministic: drawn again, at least {self.different} of {many} "
+            "delivered in this epoch came out different, the first of them batch "
+            f"{self.differs} of this worker"
         )
 
 

@@ -171,6 +171,6 @@ def _outcome(one: _Rehearsal) -> v.Rehearsed:
         return v.Rehearsed(worker, generation, None)
     if finding.leaves:
         return v.Rehearsed(worker, generation, None, unfit=finding.unfit, finding=finding)
-    exact = False if finding.lost else finding.exact
+    exact = False if finding.lost or finding.unseen else finding.exact
     pays = not finding.too_large and (finding.private or 0) <= one.bound
     return v.Rehearsed(worker, generation, exact, pays, finding=finding)

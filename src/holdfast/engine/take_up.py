@@ -20,6 +20,7 @@ from holdfast.engine.fingerprint import (
     NO_BATCH,
     fingerprint,
     fingerprint_of_error,
+    unseen,
 )
 from holdfast.engine.protocol import Blueprint, Setup
 from holdfast.engine.randomness import Randomness
@@ -196,7 +197,9 @@ class TakeUp:
                     )
             if bound is not None and self._taker.private() > bound:
                 return self._found(too_large=True)
-        return self._found(exact=not different, differs=differs, different=different)
+        blind = unseen(self._marks[first:])
+        exact = False if different else None if blind else True
+        return self._found(exact=exact, differs=differs, different=different, unseen=blind)
 
     def _one_more(self) -> int:
         fetcher = self._taker.fetcher
