@@ -337,7 +337,7 @@ def test_replay_never_loads_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_state_never_draws_again_and_says_when_nothing_has_shown_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = stock(Honest(), **TWO)
     monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
@@ -348,7 +348,11 @@ def test_state_never_draws_again_and_says_when_nothing_has_shown_it(
     assert streams(loader) != stock(OmitsItsBuffer(), **TWO)
     (incident,) = loader.incidents
     assert incident.exact is False
-    assert 'iterable_recovery="state"' in incident.action
+    assert "which was tried first, did not give that batch again" in incident.action
+    assert 'iterable_recovery="auto"' in incident.remedies[0].command
+    said = caplog.messages[-1]
+    assert "whether its stream can go on is not known" in said
+    assert said.index('iterable_recovery="auto"') < said.index("wds.detshuffle")
     for dataset, why in ((Plain(), "neither the dataset nor its"), (DoesNotLoad(), "OSError")):
         with pytest.raises(StreamLost, match=why):
             streams(DataLoader(dataset, **TWO, iterable_recovery="state"))
@@ -359,8 +363,12 @@ def test_raise_ends_the_run_with_the_first_death(monkeypatch: pytest.MonkeyPatch
     loader = DataLoader(Honest(), **TWO, iterable_recovery="raise")
     with pytest.raises(StreamLost, match='iterable_recovery="raise"') as caught:
         streams(loader)
-    assert "was killed" in str(caught.value)
-    assert "exited unexpectedly" in str(caught.value), "as torch says it"
+    told = str(caught.value)
+    assert "was killed" in told
+    assert "exited unexpectedly" in told, "as torch says it"
+    assert "other ranks" not in told, "nothing was shorter"
+    assert told.count("What to do:") == 1
+    assert "to do: " not in told.replace("What to do:", "")
     loader.close()
     monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=3")
     assert len(list(DataLoader(range(12), num_workers=2, iterable_recovery="raise"))) == 12

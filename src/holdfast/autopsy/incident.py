@@ -97,7 +97,7 @@ class Incident:
         """The line above, then why we think so and what to do."""
         lines = [str(self)]
         lines += [f"    because: {reason}" for reason in self.because]
-        for remedy in self._advice(remedies):
+        for remedy in self.advice(remedies):
             lines.append(f"    to do: {remedy.text}")
             lines += [f"        {line}" for line in remedy.command.splitlines()]
         if self.cause != UNKNOWN:
@@ -107,9 +107,10 @@ class Incident:
     def kind_of_death(self) -> Hashable:
         """Equal for incidents with the same cause and the same remedies, whatever the figures:
         explaining one of them explains all."""
-        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self._advice(_SHOWN))
+        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self.advice(_SHOWN))
 
-    def _advice(self, most: int) -> tuple[Remedy, ...]:
+    def advice(self, most: int = _SHOWN) -> tuple[Remedy, ...]:
+        """The first remedies, if its cause is more than a guess."""
         return self.remedies[:most] if self.confidence != "low" else ()
 
     def to_json(self) -> dict[str, Any]:
@@ -132,6 +133,9 @@ class Incident:
         if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
         words = describe_end(self.signal, self.exitcode)
+        nursery = self.evidence.get("nursery_end")
+        if nursery and self.signal is None and self.exitcode is None:
+            words = f"{words} with the process that starts the workers, which {nursery},"
         if self.kind == "stalled":
             words = "made no progress and was killed"
         elif self.kind == "start-failed":
@@ -147,6 +151,8 @@ class Incident:
         title = CATALOGUE[self.cause].title
         if self.kind == "stalled":
             return f"made no progress (it {title}) and was killed"
+        if self.signal is not None and self.cause == "exited-by-itself":
+            return f"sent {self.signal} to itself"
         if self.signal is not None:
             return f"{title} ({self.signal})"
         return title if self.kind == "start-failed" else words

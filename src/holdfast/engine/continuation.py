@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from holdfast.engine.fingerprint import NO_BATCH
@@ -126,6 +126,7 @@ class Plan:
     state: bytes | None = None  # to be loaded
     random_before: bytes | None = None  # before the last batch, if that is made again
     last: bool = True  # there is no other way: go on whatever is found
+    tried: bool = False  # another state did not give the last batch again
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class Finding:
     unseen: int = 0  # how many hold something that fingerprints do not see
     ended: int | None = None  # it ended after so many of them
     error: str | None = None  # what was raised on the way
+    tried: bool = False  # a state did not give the last batch again, and one is used all the same
     leaves: bool = False  # the process goes: another way is to be tried
     unfit: frozenset[str] = frozenset()  # ways that need not be tried again in this pool
     private: int | None = None  # bytes of its own, when it was there
@@ -181,9 +183,15 @@ class Finding:
                 equal = "were drawn again, and their fingerprints are equal"
             return f"{many} delivered in this epoch {equal}"
         if self.way == TRUST:
+            shown = (
+                "and the state before the last batch, which was tried first, did not give that "
+                "batch again"
+                if self.tried
+                else "and the last batch was not compared, because there was no state before it"
+            )
             return (
-                "it goes on from the state that the dataset gave, with which the last batch did "
-                'not come again, or was not tried (iterable_recovery="state")'
+                f'it goes on from the state that the dataset gave, as iterable_recovery="state" '
+                f"asks for, {shown}"
             )
         if self.exact is None and self.unseen:
             made = "made again from a state" if self.way == STATE else "drawn again"
@@ -245,7 +253,7 @@ def choose(
             none = no_way(recovery, course)
             if none is not None:
                 return none
-            ways.append(Plan(TRUST, marks, course.state))
+            ways.append(Plan(TRUST, marks, course.state, tried=STATE in unfit))
         else:
             if recovery == "auto" and passed and course.resting_state is not None:
                 ways.append(Plan(REST, marks, course.resting_state))
@@ -254,4 +262,4 @@ def choose(
     plan = left[0]
     if persistent and recovery == "auto" and plan.state is not None and PROBE not in unfit:
         return Plan(PROBE, marks, plan.state, last=False)
-    return Plan(plan.way, plan.marks, plan.state, plan.random_before, last=len(left) == 1)
+    return replace(plan, last=len(left) == 1)

@@ -132,7 +132,7 @@ class TakeUp:
         self._to_the_epochs_start()
         self._taker.make_fetcher(state)
         if plan.way != STATE:
-            return self._found(exact=False)  # it may be; nothing has shown it
+            return self._found(exact=False, tried=plan.tried)  # nothing has shown that it is
         assert plan.random_before is not None
         self._taker.randomness.restore(plan.random_before)
         return self._compare(len(self._marks) - 1)
