@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -282,6 +283,33 @@ def test_one_that_kills_without_a_trace_is_named_for_the_instant_in_which_it_doe
         print(f"{len(loader.incidents)} deaths")
         assert caught.value.sample == 7
         assert [batch.tolist() for batch in iterator] == [[9, 10, 11]]
+    told = str(caught.value)
+    assert re.search(
+        r"The sample is to blame: loaded alone \d times, each time after a pause of at least "
+        r"[\d.]+ s, .* was killed within \d+ ms",
+        told,
+    )
+    for hunt in ("another process", "sender", "killed-from-outside", "auditctl"):
+        assert hunt not in told
+
+
+@pytest.mark.timeout(90, method="thread")
+def test_an_element_of_a_stream_that_kills_without_a_trace_is_named_when_it_is_enough() -> None:
+    """It cannot be loaded alone, so nothing convicts it; but all deaths were at the same place."""
+
+    class DeadlyStream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(7)
+            by_the_c_library()
+
+    loader = holdfast.DataLoader(DeadlyStream(), 3, num_workers=1, max_restarts=3)
+    with loader, pytest.raises(holdfast.RestartLimitExceeded) as caught:
+        list(loader)
+    told = str(caught.value)
+    assert "All of them were at the same element (worker 0, batch 2, position 1)" in told
+    assert "Find the element: iterate the dataset in one process" in told
+    assert "max_restarts=None would start workers for ever" in told
+    assert "allow more" not in told
 
 
 @pytest.mark.timeout(90, method="thread")

@@ -184,9 +184,25 @@ def test_an_element_that_kills_cannot_be_passed_and_it_says_so(policy: str) -> N
     )
     iterator = iter(loader)
     assert indices([rows(next(iterator))]) == [0, 1, 2, 3]
-    with pytest.raises(PoisonSample, match="no way past an element but through it"):
+    with pytest.raises(PoisonSample, match="no way past an element but through it") as caught:
         next(iterator)
     loader.close()
+    assert "on_bad_sample=" not in str(caught.value)
+
+
+def test_of_an_element_that_kills_it_says_how_to_find_it() -> None:
+    loader = DataLoader(Patient({5: "segfault"}, 12), batch_size=4, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(PoisonSample) as caught:
+        next(iterator)
+    loader.close()
+    told = str(caught.value)
+    assert "an element of the stream (position 1 of batch 1, worker 0) ended 2 workers" in told
+    assert "dataset[None]" not in told
+    assert "on_bad_sample" not in told, "it cannot leave out an element of a stream"
+    assert "worker._worker_info = types.SimpleNamespace(id=0" in told
+    assert "leave it out in the dataset's __iter__" in told
 
 
 class Genexpr(Patient):

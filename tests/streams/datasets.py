@@ -154,6 +154,29 @@ class ByTime(Plain):
             yield sample(number)
 
 
+class Record:
+    """An object, and no dataclass."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class RecordsByTime(ByTime):
+    """They differ in an attribute only."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for one in super().__iter__():
+            yield Record(int(one[0]))
+
+
+class Opaque(Plain):
+    """Iterators over a list: objects of an extension type, which nothing but `next` reads."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in mine(self.size):
+            yield iter([number])
+
+
 class ByTimeWithState(ByTime):
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -71,6 +71,20 @@ def test_the_state_before_the_last_batch_is_tried_and_then_all_is_drawn_again() 
     assert isinstance(plan("state", course(None)), NoWay)
 
 
+def test_a_state_that_is_used_all_the_same_says_whether_one_was_tried() -> None:
+    delivered = course((7, b"1"), (8, b"2"))
+    tried = plan("state", delivered, unfit={"state"})
+    assert isinstance(tried, Plan)
+    assert (tried.way, tried.tried) == ("trust", True)
+    untried = plan("state", course((7, b"1")))
+    assert isinstance(untried, Plan)
+    assert (untried.way, untried.tried) == ("trust", False)
+    first = Finding("trust", False, tried=True).in_words()
+    assert "which was tried first, did not give that batch again" in first
+    second = Finding("trust", False).in_words()
+    assert "was not compared, because there was no state before it" in second
+
+
 def test_what_was_delivered_is_compared() -> None:
     found = plan("auto", course(b"1", b"2"))
     assert isinstance(found, Plan)

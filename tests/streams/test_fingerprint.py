@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import enum
 import os
 import pathlib
+import random
+import re
 import subprocess
 import sys
-from collections import OrderedDict, UserDict, namedtuple
+from array import array as Array
+from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +21,13 @@ import pytest
 import torch
 from PIL import Image
 
-from holdfast.engine.fingerprint import fingerprint, fingerprint_of_error
+from holdfast.engine.fingerprint import (
+    DROPPED_BATCH,
+    NO_BATCH,
+    fingerprint,
+    fingerprint_of_error,
+    unseen,
+)
 
 Point = namedtuple("Point", "x y")
 
@@ -33,9 +43,39 @@ class Slotted:
     number: int
 
 
-class Unknown:
-    def __init__(self, secret: Any) -> None:
-        self.secret = secret
+class Plain:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Pupil:
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Resisting(Plain):
+    """Runs when it is asked anything."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError("the user's own code")
+
+    __eq__ = __hash__ = __repr__ = __reduce__ = __getattribute__  # type: ignore[assignment]
+
+
+class Seeded(random.Random):
+    pass
+
+
+class Day(datetime.date):
+    pass
+
+
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+    BLUE = 3
 
 
 class Hostile(dict):  # type: ignore[type-arg]
@@ -120,6 +160,19 @@ VALUES: dict[str, Callable[[int], Any]] = {
     ],
     "expanded": lambda n: torch.tensor([float(n)]).expand(5000, 2),
     "picture": picture,
+    "object": lambda n: [Plain("a"), Plain(n)],
+    "object with slots": lambda n: Pupil(n),
+    "object in an object": lambda n: Plain(Plain(torch.tensor(n))),
+    "enum": lambda n: list(Colour)[n],
+    "class": lambda n: [int, float, str][n],
+    "deque": lambda n: deque([n]),
+    "array of Python": lambda n: Array("i", [n]),
+    "memoryview": lambda n: memoryview(bytes([n])),
+    "pattern": lambda n: re.compile(f"a{n}"),
+    "subclass of date": lambda n: Day(2026, 1, 1 + n),
+    "array of texts": lambda n: np.array(["a", f"b{n}"]),
+    "many texts": lambda n: np.array([f"{n} {one}" for one in range(50_000)]),
+    "middle of a text": lambda n: "x" * 20_000 + str(n) + "y" * 30_000,
 }
 
 
@@ -157,9 +210,61 @@ def test_whatever_a_batch_is_it_has_one(name: str) -> None:
     assert fingerprint(ODD[name]) == fingerprint(ODD[name])
 
 
-def test_of_what_is_not_known_only_the_type_counts() -> None:
-    assert fingerprint(Unknown(1)) == fingerprint(Unknown(object()))
-    assert fingerprint([Unknown(1)]) != fingerprint([object()])
+NOT_TO_BE_SEEN: dict[str, Any] = {
+    "extension type": lambda: re.finditer("a", "b"),
+    "inside an object": lambda: Plain(iter([1])),
+    "inside a set": lambda: {1, Pupil(random.Random(3))},
+    "a class on top of an extension type": lambda: Seeded(1),
+    "a large set": lambda: set(map(str, range(1000))),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "meta": lambda: torch.empty(3, device="meta"),
+    "a structured array of objects": lambda: np.zeros(2, dtype=[("a", "O")]),
+    "too deep": lambda: [[[[[[[[[[[[[[1]]]]]]]]]]]]]],
+}
+
+
+@pytest.mark.parametrize("name", NOT_TO_BE_SEEN)
+def test_it_says_that_something_could_not_be_looked_at(name: str) -> None:
+    make = NOT_TO_BE_SEEN[name]
+    assert unseen([fingerprint(make())]) == 1
+    assert fingerprint(make()) == fingerprint(make())
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_it_does_not_say_so_of_what_it_has_looked_at(name: str) -> None:
+    assert unseen([fingerprint(VALUES[name](1)), NO_BATCH, DROPPED_BATCH]) == 0
+
+
+def test_objects_that_hold_each_other_and_that_resist_are_looked_into() -> None:
+    parent = Plain(1)
+    parent.child = Plain(parent)  # type: ignore[attr-defined]
+    assert unseen([fingerprint(parent)]) == 0
+    assert fingerprint(Resisting(1)) != fingerprint(Resisting(2))
+    assert fingerprint([Plain(1)]) != fingerprint([object()])
+
+
+def test_a_row_of_a_picture_that_is_set_is_seen() -> None:
+    def row(at: int) -> torch.Tensor:
+        made = torch.zeros(3, 224, 224)
+        made[:, at] = 1
+        return made
+
+    assert len({fingerprint(row(at)) for at in range(224)}) == 224
+    assert len({fingerprint(row(at).byte()) for at in range(224)}) == 224
+
+
+def test_one_byte_of_64_KiB_is_seen() -> None:
+    made = torch.zeros(1 << 16, dtype=torch.uint8)
+    before = fingerprint(made)
+    made[40_001] = 1
+    assert fingerprint(made) != before
+    words = np.array([""] * 5000 + ["a"] + [""] * 5000)
+    assert fingerprint(words) != fingerprint(np.roll(words, 1))
+
+
+def test_memory_that_is_not_aligned_gives_the_same() -> None:
+    memory = torch.randint(0, 255, (200_003,), dtype=torch.uint8)
+    assert fingerprint(memory[3:]) == fingerprint(memory[3:].clone())
 
 
 @pytest.mark.parametrize("kind", [HostileSet, HostileFrozenSet])

@@ -28,7 +28,9 @@ from tests.streams.datasets import (
     Kept,
     OmitsItsBuffer,
     Once,
+    Opaque,
     Plain,
+    RecordsByTime,
     StateDoesNotPickle,
     StateRaises,
 )
@@ -65,20 +67,32 @@ TWO = {"batch_size": 3, "num_workers": 2}
 @pytest.mark.parametrize(
     ("make", "options", "shown"),
     [
-        (Plain, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
+        (
+            Plain,
+            TWO,
+            "3 batches delivered in this epoch were drawn again, and their fingerprints are equal",
+        ),
         (
             Honest,
             TWO,
             "the last of 3 batches delivered in this epoch was made again from the state",
         ),
-        (OmitsItsBuffer, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
-        (pipe, TWO, "3 batches delivered in this epoch were drawn again, and equal"),
+        (
+            OmitsItsBuffer,
+            TWO,
+            "3 batches delivered in this epoch were drawn again, and their fingerprints are equal",
+        ),
+        (
+            pipe,
+            TWO,
+            "3 batches delivered in this epoch were drawn again, and their fingerprints are equal",
+        ),
         (Honest, {"batch_size": None, "num_workers": 2}, "the last of 3 batches delivered"),
         (Plain, {"batch_size": None, "num_workers": 2}, "3 batches delivered in this epoch were"),
         (
             OmitsItsBuffer,
             {**TWO, "drop_last": True, "batch_size": 5},
-            "3 batches delivered in this epoch were drawn again, and equal",
+            "3 batches delivered in this epoch were drawn again, and their fingerprints are equal",
         ),
     ],
 )
@@ -205,6 +219,29 @@ def test_a_stream_that_does_not_repeat_itself_keeps_its_number_of_batches_and_is
     assert "get_worker_info().seed" in told
     assert "wds.detshuffle" in "".join(one.command for one in incident.remedies)
     assert "nothing lost" not in caplog.text
+
+
+def test_objects_that_differ_in_an_attribute_only_are_not_said_to_be_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(RecordsByTime(), **TWO, collate_fn=list)
+    assert len(list(loader)) == SIZE // 3
+    (incident,) = loader.incidents
+    assert incident.exact is False
+    assert "drawn again, at least " in incident.action
+
+
+def test_what_could_not_be_looked_at_is_not_said_to_be_equal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
+    loader = DataLoader(Opaque(), **TWO, collate_fn=list)
+    assert sorted(next(one) for batch in loader for one in batch) == list(range(SIZE))
+    (incident,) = loader.incidents
+    assert incident.exact is None
+    assert "could not be compared: of 3 batches, 3 had objects" in incident.action
+    assert "could not be compared" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("left", [0, 12])
@@ -370,11 +407,11 @@ def test_replay_never_loads_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Honest(), **TWO, iterable_recovery="replay")
     assert streams(loader) == expected
     (incident,) = loader.incidents
-    assert "were drawn again, and equal" in incident.action
+    assert "were drawn again, and their fingerprints are equal" in incident.action
 
 
 def test_state_never_draws_again_and_says_when_nothing_has_shown_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = stock(Honest(), **TWO)
     monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
@@ -385,7 +422,11 @@ def test_state_never_draws_again_and_says_when_nothing_has_shown_it(
     assert streams(loader) != stock(OmitsItsBuffer(), **TWO)
     (incident,) = loader.incidents
     assert incident.exact is False
-    assert 'iterable_recovery="state"' in incident.action
+    assert "which was tried first, did not give that batch again" in incident.action
+    assert 'iterable_recovery="auto"' in incident.remedies[0].command
+    said = caplog.messages[-1]
+    assert "whether its stream can go on is not known" in said
+    assert said.index('iterable_recovery="auto"') < said.index("wds.detshuffle")
     for dataset, why in ((Plain(), "neither the dataset nor its"), (DoesNotLoad(), "OSError")):
         with pytest.raises(StreamLost, match=why):
             streams(DataLoader(dataset, **TWO, iterable_recovery="state"))
@@ -396,8 +437,12 @@ def test_raise_ends_the_run_with_the_first_death(monkeypatch: pytest.MonkeyPatch
     loader = DataLoader(Honest(), **TWO, iterable_recovery="raise")
     with pytest.raises(StreamLost, match='iterable_recovery="raise"') as caught:
         streams(loader)
-    assert "was killed" in str(caught.value)
-    assert "exited unexpectedly" in str(caught.value), "as torch says it"
+    told = str(caught.value)
+    assert "was killed" in told
+    assert "exited unexpectedly" in told, "as torch says it"
+    assert "other ranks" not in told, "nothing was shorter"
+    assert told.count("What to do:") == 1
+    assert "to do: " not in told.replace("What to do:", "")
     loader.close()
     monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=3")
     assert len(list(DataLoader(range(12), num_workers=2, iterable_recovery="raise"))) == 12
@@ -479,7 +524,7 @@ def test_a_stream_that_ends_early_and_nobody_knows_is_told_as_what_was_compared(
     loader = DataLoader(Once(tmp_path / "seen", SIZE // 2), **TWO)
     streams(loader)
     (incident,) = loader.incidents
-    shown = "3 batches delivered in this epoch were drawn again, and equal"
+    shown = "3 batches delivered in this epoch were drawn again, and their fingerprints are equal"
     assert incident.action == f"replaced; {shown}"
     assert caplog.messages[-1].endswith(f"its stream goes on; {shown}")
 

@@ -76,10 +76,11 @@ class Incident:
     rank: int | None = None
     """The rank in a distributed run; None in a run of one process."""
     exact: bool | None = None
-    """For an iterable dataset: True if what had been delivered came again and was equal (all of it
-    or, from a state, the last batch), False if it did not; `action` says which. What the stream
-    gives after that cannot be checked. None if there was nothing to compare (yet), and for
-    map-style data, where a batch is made again from its own indices."""
+    """For an iterable dataset: True if what had been delivered was made again (all of it or, from a
+    state, the last batch) and the fingerprints are equal, False if they are not; `action` says
+    which. What the stream gives after that cannot be checked. None if nothing was compared (yet),
+    or something could not be, and for map-style data, where a batch is made again from its own
+    indices."""
 
     def __str__(self) -> str:
         return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"
@@ -96,7 +97,7 @@ class Incident:
         """The line above, then why we think so and what to do."""
         lines = [str(self)]
         lines += [f"    because: {reason}" for reason in self.because]
-        for remedy in self._advice(remedies):
+        for remedy in self.advice(remedies):
             lines.append(f"    to do: {remedy.text}")
             lines += [f"        {line}" for line in remedy.command.splitlines()]
         if self.cause != UNKNOWN:
@@ -106,9 +107,10 @@ class Incident:
     def kind_of_death(self) -> Hashable:
         """Equal for incidents with the same cause and the same remedies, whatever the figures:
         explaining one of them explains all."""
-        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self._advice(_SHOWN))
+        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self.advice(_SHOWN))
 
-    def _advice(self, most: int) -> tuple[Remedy, ...]:
+    def advice(self, most: int = _SHOWN) -> tuple[Remedy, ...]:
+        """The first remedies, if its cause is more than a guess."""
         return self.remedies[:most] if self.confidence != "low" else ()
 
     def to_json(self) -> dict[str, Any]:
@@ -131,6 +133,9 @@ class Incident:
         if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
         words = describe_end(self.signal, self.exitcode)
+        nursery = self.evidence.get("nursery_end")
+        if nursery and self.signal is None and self.exitcode is None:
+            words = f"{words} with the process that starts the workers, which {nursery},"
         if self.kind == "stalled":
             words = "made no progress and was killed"
         elif self.kind == "start-failed":
@@ -146,6 +151,8 @@ class Incident:
         title = CATALOGUE[self.cause].title
         if self.kind == "stalled":
             return f"made no progress (it {title}) and was killed"
+        if self.signal is not None and self.cause == "exited-by-itself":
+            return f"sent {self.signal} to itself"
         if self.signal is not None:
             return f"{title} ({self.signal})"
         return title if self.kind == "start-failed" else words

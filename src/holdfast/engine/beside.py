@@ -180,6 +180,6 @@ def outcome(tried: Tried) -> v.Rehearsed:
         return v.Rehearsed(worker, generation, None)
     if finding.leaves:
         return v.Rehearsed(worker, generation, None, unfit=finding.unfit, finding=finding)
-    exact = False if finding.lost else finding.exact
+    exact = False if finding.lost or finding.unseen else finding.exact
     pays = not finding.too_large and (finding.private or 0) <= (bound or 0)
     return v.Rehearsed(worker, generation, exact, pays, finding=finding)

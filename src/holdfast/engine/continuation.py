@@ -142,6 +142,7 @@ class Plan:
     random_before: bytes | None = None  # before the last batch, if that is made again
     last: bool = True  # there is no other way: go on whatever is found
     attempts: int = 1  # processes that may still try this way, with this one
+    tried: bool = False  # another state did not give the last batch again
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,14 @@ class Finding:
     """What came of it."""
 
     way: Way
-    exact: bool | None = None  # None if there was nothing to compare
+    exact: bool | None = None  # None if nothing was compared, or not all could be
     delivered: int = 0  # batches that had been, in this epoch
     differs: int | None = None  # the first of them that came out another, counted from 0
     different: int = 0  # how many did
+    unseen: int = 0  # how many hold something that fingerprints do not see
     ended: int | None = None  # it ended after so many of them
     error: str | None = None  # what was raised on the way, and was not before
+    tried: bool = False  # a state did not give the last batch again, and one is used all the same
     leaves: bool = False  # the process goes: another way is to be tried
     unfit: frozenset[str] = frozenset()  # ways that need not be tried again in this pool
     private: int | None = None  # bytes of its own, when it was there
@@ -200,15 +203,30 @@ class Finding:
         if self.exact and self.way == STATE:
             return (
                 f"the last of {many} delivered in this epoch was made again from the state before "
-                "it, and is equal"
+                "it, and its fingerprint is equal"
             )
         if self.exact:
-            were = "was" if self.delivered == 1 else "were"
-            return f"{many} delivered in this epoch {were} drawn again, and equal"
+            equal = "was drawn again, and its fingerprint is equal"
+            if self.delivered != 1:
+                equal = "were drawn again, and their fingerprints are equal"
+            return f"{many} delivered in this epoch {equal}"
         if self.way == TRUST:
+            shown = (
+                "and the state before the last batch, which was tried first, did not give that "
+                "batch again"
+                if self.tried
+                else "and the last batch was not compared, because there was no state before it"
+            )
             return (
-                "it goes on from the state that the dataset gave, with which the last batch did "
-                'not come again, or was not tried (iterable_recovery="state")'
+                f'it goes on from the state that the dataset gave, as iterable_recovery="state" '
+                f"asks for, {shown}"
+            )
+        if self.exact is None and self.unseen:
+            made = "made again from a state" if self.way == STATE else "drawn again"
+            return (
+                f"what was delivered was {made} and could not be compared: of {many}, "
+                f"{self.unseen} had objects that holdfast cannot look into (of extension types, "
+                "for example). The rest is equal"
             )
         if self.exact is None:
             return (
@@ -216,9 +234,9 @@ class Finding:
                 "was nothing to compare"
             )
         return (
-            f"this stream is not deterministic: drawn again, {self.different} of {many} delivered "
-            f"in this epoch came out different, the first of them batch {self.differs} of this "
-            "worker"
+            f"this stream is not deterministic: drawn again, at least {self.different} of {many} "
+            "delivered in this epoch came out different, the first of them batch "
+            f"{self.differs} of this worker"
         )
 
 
@@ -264,7 +282,7 @@ def choose(
             none = no_way(recovery, course)
             if none is not None:
                 return none
-            ways.append(Plan(TRUST, b"", delivered, course.state))
+            ways.append(Plan(TRUST, b"", delivered, course.state, tried=STATE in unfit))
         else:
             marks = course.marks.tobytes()
             if recovery == "auto" and passed and course.resting_state is not None:

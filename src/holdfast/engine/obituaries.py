@@ -28,7 +28,7 @@ from holdfast.autopsy.evidence import signal_name
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.autopsy.stack import tidy
 from holdfast.engine import vocabulary as v
-from holdfast.engine.continuation import Finding, Recovery
+from holdfast.engine.continuation import TRUST, Finding, Recovery
 from holdfast.engine.holdings import Gone
 from holdfast.engine.transforms import in_transform
 from holdfast.memory import gauge
@@ -126,10 +126,17 @@ class _TakenUp:
 _CAUSE = "stream-not-repeatable"
 
 
+_AGAIN = Remedy(
+    "Have what was delivered drawn again and compared where the state does not lead there",
+    'DataLoader(..., iterable_recovery="auto")   # or "replay", to use no state at all',
+)
+
+
 def remedies(recovery: Recovery) -> tuple[Remedy, ...]:
     """For a stream that was not continued as it was, without what the user has set already."""
     found = CATALOGUE[_CAUSE].remedies
-    return tuple(one for one in found if f'iterable_recovery="{recovery}"' not in one.command)
+    kept = tuple(one for one in found if f'iterable_recovery="{recovery}"' not in one.command)
+    return (_AGAIN, *kept) if recovery == "state" else kept
 
 
 def _told(finding: Finding) -> str:
@@ -372,6 +379,8 @@ class Obituaries:
             log.warning("%s: its stream goes on; %s", who, _told(finding))
             return
         lines = [f"{who}: its stream goes on, and not as it was: {_told(finding)}"]
+        if finding.way == TRUST:  # it may even raise, with what was loaded
+            lines = [f"{who}: whether its stream can go on is not known: {_told(finding)}"]
         if finding.lost:
             lines = [f"{who}: its stream cannot go on: {finding.in_words()}"]
         if finding.error is None and _CAUSE not in self._explained:

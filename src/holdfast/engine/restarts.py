@@ -21,6 +21,8 @@ the batch redone with it. What can be convicted of what:
 Everything else counts as a restart and as nothing else. Without a way to tell, no sample is
 convicted: `max_restarts` is what ends such a run. Elements of a stream cannot be loaded alone:
 there it takes two deaths in a row that were its own doing, or three that were that or for memory.
+One that kills its worker without a trace is not convicted: `max_restarts` ends the run, and the
+error names it, if all deaths were at the same one.
 With a policy, deaths that convict a sample do not count as restarts: how many may be bad is for
 another limit to say.
 
@@ -45,6 +47,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from holdfast.engine.seats import Seat
@@ -210,6 +213,7 @@ class Restarts:
     def _judge(self, seat: Seat, trial: Trial, exit: Exit) -> Conclusion:
         """A sample has ended its worker alone: guilty, unless that may have come from outside."""
         trial.alone.append(exit)
+        trial.pauses.append(trial.pause)
         telling = exit.seconds is not None and exit.seconds * CLOSE <= trial.base
         trial.telling = trial.telling + 1 if telling else 0
         by_memory = sum(one.for_memory for one in trial.alone)
@@ -223,7 +227,8 @@ class Restarts:
         seat.absolve()
         deaths = (*trial.before, *trial.alone)
         if not self.leaves_out:
-            return [], _poisoned(trial.task, trial.sample, deaths, len(trial.alone))
+            found = _poisoned(trial.task, trial.sample, deaths)
+            return [], replace(found, alone=len(trial.alone), pauses=tuple(trial.pauses))
         self.counted = deque(one for one in self.counted if one not in deaths)
         assert trial.sample is not None, "taken apart before"
         return [Convict(seat.id, trial.task, trial.sample, deaths)], None
@@ -275,5 +280,5 @@ def _blamed(seat: Seat, exit: Exit) -> tuple[int, int | None] | None:
     return exit.task, exit.position
 
 
-def _poisoned(task: Task, sample: int | None, deaths: tuple[Exit, ...], alone: int = 0) -> Poisoned:
-    return Poisoned(task, sample, deaths, task.acquittals, alone)
+def _poisoned(task: Task, sample: int | None, deaths: tuple[Exit, ...]) -> Poisoned:
+    return Poisoned(task, sample, deaths, task.acquittals)

@@ -20,6 +20,7 @@ from holdfast.engine.fingerprint import (
     NO_BATCH,
     fingerprint,
     fingerprint_of_error,
+    unseen,
 )
 from holdfast.engine.protocol import Blueprint, Setup
 from holdfast.engine.randomness import Randomness
@@ -147,7 +148,7 @@ class TakeUp:
         self._to_the_epochs_start()
         self._taker.make_fetcher(state)
         if plan.way != STATE:
-            return self._found(exact=False)  # it may be; nothing has shown it
+            return self._found(exact=False, tried=plan.tried)  # nothing has shown that it is
         assert plan.random_before is not None
         self._taker.randomness.restore(plan.random_before)
         return self._compare()
@@ -222,7 +223,14 @@ class TakeUp:
                     )
             if bound is not None and self._taker.private() > bound:
                 return self._found(too_large=True)
-        return self._found(exact=not different, differs=differs, different=different, error=raised)
+        blind = unseen(self._marks)
+        return self._found(
+            exact=False if different else None if blind else True,
+            differs=differs,
+            different=different,
+            unseen=blind,
+            error=raised,
+        )
 
     def _to_be_tried_again(self, error: BaseException) -> Finding:
         """An exception where there was none: of a connection, perhaps, and not of the stream."""

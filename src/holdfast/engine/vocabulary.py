@@ -132,6 +132,7 @@ class Trial:
     pause: float = 0.0  # seconds the worker waits before it loads it,
     base: float = 0.0  # which are at least these, and less than twice as many
     telling: int = 0  # exits in a row that came so soon after the pause that it is no chance
+    pauses: list[float] = field(default_factory=list)  # before each of those alone
 
 
 @dataclass(slots=True)
@@ -223,7 +224,8 @@ class Poisoned:
     position: int | None
     deaths: tuple[Exit, ...]
     acquittals: int = 0
-    alone: int = 0  # of the deaths: when it was loaded alone
+    alone: int = 0  # of the deaths, the last so many: when it was loaded alone,
+    pauses: tuple[float, ...] = ()  # after the worker had waited for so many seconds
 
 
 @dataclass(frozen=True, slots=True)

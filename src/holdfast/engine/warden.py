@@ -284,7 +284,10 @@ class Warden:
             reason, why = "nobody is", "streams are not to be continued by another process"
             advice = 'With iterable_recovery="auto" that is tried first'
         elif outcome.exact is False and finding is not None:
-            reason, why = "not exact", f"its stream could not be continued: {finding.in_words()}"
+            sure = "it cannot be shown that its stream would go on as it was"
+            if not finding.unseen or finding.different:
+                sure = "its stream would not go on as it was"
+            reason, why = "not exact", f"{sure}: {finding.in_words()}"
             advice = f"Workers of this loader are not replaced for their size. {TO_DO}"
         elif not outcome.pays:
             reason = "as large"

@@ -6,7 +6,7 @@ from holdfast.autopsy.cause import Cause, hint, proof, report, sign, todo
 
 __all__ = ["CAUSES"]
 
-_ALONE = todo(
+ALONE = todo(
     "Load the sample it was working on, alone, in a fresh process, and see it fail",
     'python -X faulthandler -c "import mydata; mydata.dataset[{sample}]"',
     given="a sample",
@@ -45,7 +45,7 @@ CAUSES = (
         explains=("exited-unexpectedly",),
         see=("bad-sample", "stack-overflow", "handle-shared-across-fork"),
         remedies=(
-            _ALONE,
+            ALONE,
             _BY_HAND,
             todo(
                 "If it is always the same sample, have it skipped after it has crashed a worker alone",
@@ -85,7 +85,7 @@ CAUSES = (
         explains=("native-segv", "bad-sample", "python-exception"),
         see=("native-segv",),
         remedies=(
-            _ALONE,
+            ALONE,
             _BY_HAND,
             todo(
                 "Find the call that repeats, in incident.stack if there is one; usual reasons are nested data, or a "
@@ -146,7 +146,7 @@ CAUSES = (
         see=("allocation-failed", "file-system-strategy", "native-segv"),
         remedies=(
             todo("Read the line on standard error just before it; it names the check that failed"),
-            _ALONE,
+            ALONE,
             _BY_HAND,
             todo(
                 "A corrupted heap is noticed late: find the first bad access",
@@ -355,7 +355,7 @@ CAUSES = (
         explains=("exited-unexpectedly",),
         see=("python-exception", "spawn-bootstrap"),
         remedies=(
-            _ALONE,
+            ALONE,
             _BY_HAND,
             todo("See which code calls exit", "strace -f -e trace=exit_group -k python train.py"),
             todo(
