@@ -473,7 +473,7 @@ def test_a_stream_that_cannot_be_taken_up_is_not_said_to_be(
     with pytest.raises(StreamLost, match="continues a stream from its state only") as caught:
         seen.extend(batch.tolist() for batch in loader)
     assert len(seen) == 6
-    advice = str(caught.value).split("What to do: ")[1]
+    advice = str(caught.value).split("What to do:\n")[1]
     assert 'iterable_recovery="auto"' in advice
     assert 'iterable_recovery="state"' not in advice
     (incident,) = loader.incidents
