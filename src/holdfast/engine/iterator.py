@@ -501,7 +501,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 samples = samples if result.samples is None else result.samples
             account.note(samples, bad, taken.task.keys)
         elif taken is v.END:
-            epoch = self._pool.epoch
+            epoch = self._pool.supervisor.epoch
             unclaimed, epoch.unclaimed = epoch.unclaimed, []
             account.note(len(unclaimed), unclaimed)
 
@@ -514,7 +514,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             # If a signal handler raised, the batch is still to be had. One that cannot be unpacked
             # must not be in the way for ever.
             if not interrupts.struck(error):
-                self._pool.epoch.taken = None
+                self._pool.supervisor.epoch.taken = None
             raise
 
     def _error(self, delivery: v.Delivery) -> BaseException:

@@ -259,13 +259,14 @@ class Pool:
 
     def _say_that_it_is_incomplete(self) -> None:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
-        self.supervisor.epoch.taken = None
+        epoch = self.supervisor.epoch
+        epoch.taken = None
         error = LoaderClosed(
             f"{self.origin.prefix}this epoch is incomplete: the sampler ended with "
-            f"{self.supervisor.epoch.sampler_error} in an earlier next(); iter(loader) begins a new one"
+            f"{epoch.sampler_error} in an earlier next(); iter(loader) begins a new one"
         )
         self._leave()  # a handler that raises must not take the place of what is said only once
-        self.supervisor.epoch.sampler_error = None
+        epoch.sampler_error = None
         raise error
 
     def unpacked(self) -> None:
