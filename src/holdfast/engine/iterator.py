@@ -377,14 +377,14 @@ class ProcessIterator(_BaseDataLoaderIter):
         try:
             with pool.lock:  # two threads may share an iterator
                 while True:
-                    taken = pool.epoch.taken
+                    taken = pool.supervisor.epoch.taken
                     if taken is None:
                         draw = self._draw if self._ahead else self._next_index
                         taken = pool.next(draw, self._timeout)
                     if self._account is not None:
                         self._keep_books(self._account, taken)
                     if not isinstance(taken, v.Delivery):
-                        pool.epoch.taken = None
+                        pool.supervisor.epoch.taken = None
                         break
                     answer = _answer(taken)
                     if answer is not DROPPED:
@@ -396,9 +396,10 @@ class ProcessIterator(_BaseDataLoaderIter):
                         # go of. In between the batch goes from one hand to the other.
                         if interrupts.may_strike():
                             self._in_hand = batch
-                        data, pool.epoch.taken = batch, None
+                        # No call in between, not even a property: there it may raise again.
+                        data, pool.supervisor.epoch.taken = batch, None
                         break
-                    pool.epoch.taken = None
+                    pool.supervisor.epoch.taken = None
             if data is not _NOTHING:
                 self._in_hand = _NOTHING
                 return data
@@ -420,7 +421,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             self._shutdown_workers()
             if self._account is not None:  # last: a signal handler may have raised before
                 self._account.close()
-            pool.epoch.taken = None
+            pool.supervisor.epoch.taken = None
             raise
         if taken is v.END:
             taken = self._too_short() or taken
@@ -500,7 +501,7 @@ class ProcessIterator(_BaseDataLoaderIter):
                 samples = samples if result.samples is None else result.samples
             account.note(samples, bad, taken.task.keys)
         elif taken is v.END:
-            epoch = self._pool.epoch
+            epoch = self._pool.supervisor.epoch
             unclaimed, epoch.unclaimed = epoch.unclaimed, []
             account.note(len(unclaimed), unclaimed)
 
@@ -513,7 +514,7 @@ class ProcessIterator(_BaseDataLoaderIter):
             # If a signal handler raised, the batch is still to be had. One that cannot be unpacked
             # must not be in the way for ever.
             if not interrupts.struck(error):
-                self._pool.epoch.taken = None
+                self._pool.supervisor.epoch.taken = None
             raise
 
     def _error(self, delivery: v.Delivery) -> BaseException:

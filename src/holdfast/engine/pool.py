@@ -187,10 +187,6 @@ class Pool:
             self.watch.close_now()
             raise
 
-    @property
-    def epoch(self) -> Epoch:
-        return self.supervisor.epoch
-
     # -- the consumer's side --------------------------------------------------------------
 
     def next(self, draw: Callable[[], Any], timeout: float) -> Taken:
@@ -263,13 +259,14 @@ class Pool:
 
     def _say_that_it_is_incomplete(self) -> None:
         """Instead of the first end: the sampler has failed, and had no more to give after that."""
-        self.epoch.taken = None
+        epoch = self.supervisor.epoch
+        epoch.taken = None
         error = LoaderClosed(
             f"{self.origin.prefix}this epoch is incomplete: the sampler ended with "
-            f"{self.epoch.sampler_error} in an earlier next(); iter(loader) begins a new one"
+            f"{epoch.sampler_error} in an earlier next(); iter(loader) begins a new one"
         )
         self._leave()  # a handler that raises must not take the place of what is said only once
-        self.epoch.sampler_error = None
+        epoch.sampler_error = None
         raise error
 
     def unpacked(self) -> None:
@@ -286,14 +283,16 @@ class Pool:
     def done_with(self, taken: Taken) -> None:
         """The consumer has had this."""
         with self.lock:
-            if self.epoch.taken is taken:  # and not, meanwhile, what another thread has taken
-                self.epoch.taken = None
+            if (
+                self.supervisor.epoch.taken is taken
+            ):  # and not, meanwhile, what another thread has taken
+                self.supervisor.epoch.taken = None
             if isinstance(taken, v.Delivery):
                 self.supervisor.drop_hint(taken.task.epoch, taken.task.number)
 
     def _wait(self, draw: Callable[[], Any], timeout: float) -> None:
         """Wait for what the consumer is to get."""
-        epoch = self.epoch
+        epoch = self.supervisor.epoch
         began = now = time.monotonic()
         deadline = began + timeout if timeout > 0 else None
         while epoch.delivered is None:
@@ -324,20 +323,20 @@ class Pool:
     def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
         """Give the workers their first tasks."""
         with self._undivided():
-            self.epoch.account = account
+            self.supervisor.epoch.account = account
             self._draw(draw)
 
     def _draw(self, draw: Callable[[], Any]) -> None:
         """Draw what is due. A worker gets all that is drawn now in one message, unless to draw may
         take long."""
-        if self.epoch.due > 1 and not self._open_draws:
+        if self.supervisor.epoch.due > 1 and not self._open_draws:
             with self.supervisor.gathering():
                 self._draw_each(draw)
         else:
             self._draw_each(draw)
 
     def _draw_each(self, draw: Callable[[], Any]) -> None:
-        supervisor, epoch = self.supervisor, self.epoch
+        supervisor, epoch = self.supervisor, self.supervisor.epoch
         while epoch.due > 0:
             open_ = self._open_draws and self._shielded
             if open_:
