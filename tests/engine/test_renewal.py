@@ -103,6 +103,8 @@ def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
         seen = next(iterator).tolist()
         pool: Any = iterator._pool
         with pool.lock:
+            # Or it would report the first of these deaths before it is killed itself.
+            os.kill(pool.holdings.nursery.pid, signal.SIGSTOP)
             for worker in range(3):
                 pool.supervisor.tell(v.WorkerStalled(worker, 0, 0.0))
             os.kill(pool.holdings.nursery.pid, signal.SIGKILL)

@@ -283,10 +283,9 @@ class Pool:
     def done_with(self, taken: Taken) -> None:
         """The consumer has had this."""
         with self.lock:
-            if (
-                self.supervisor.epoch.taken is taken
-            ):  # and not, meanwhile, what another thread has taken
-                self.supervisor.epoch.taken = None
+            epoch = self.supervisor.epoch
+            if epoch.taken is taken:  # and not, meanwhile, what another thread has taken
+                epoch.taken = None
             if isinstance(taken, v.Delivery):
                 self.supervisor.drop_hint(taken.task.epoch, taken.task.number)
 
