@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,12 @@ def nothing_is_kept() -> Iterator[None]:
 def names_the_line(found: Findings | Failed | None) -> bool:
     assert isinstance(found, Findings)
     return any("test_leak_probe" in one.name for one in found.lines)
+
+
+@pytest.fixture(autouse=True)
+def tracing_ends_with_the_search() -> Iterator[None]:
+    yield
+    assert not tracemalloc.is_tracing()
 
 
 def test_it_makes_what_workers_were_asked_for_again_and_again() -> None:

@@ -46,11 +46,20 @@ class Prober(Protocol):
 
 def find(prober: Prober, probe: Probe) -> Findings | Failed | None:
     """What piles up; None if that cannot be said."""
-    tracer = Tracer(probe.batches, COMPARED, prober.dataset)
-    number, fresh, began = 0, True, time.monotonic()
     asked = _asked(prober, probe.orders)
     if not asked:
         return None
+    tracer = Tracer(probe.batches, COMPARED, prober.dataset)
+    try:
+        return _trace(prober, tracer, asked)
+    finally:
+        tracer.close()
+
+
+def _trace(
+    prober: Prober, tracer: Tracer, asked: list[tuple[Any, ...]]
+) -> Findings | Failed | None:
+    number, fresh, began = 0, True, time.monotonic()
     while True:
         if not _make(prober, asked[number % len(asked)], number):
             if fresh:

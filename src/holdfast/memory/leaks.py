@@ -188,13 +188,17 @@ class Tracer:
 
     def end(self) -> Findings | None:
         """Stop now, and say what can be said; None if that is nothing."""
-        if self._own:
-            tracemalloc.stop()
-        self._own = False
+        self.close()
         if len(self._found) < FEWEST:
             return None
         rounds = [pickle.loads(one) for one in self._found]
         return findings(rounds, self.samples, _suspects(), _contents(self._dataset))
+
+    def close(self) -> None:
+        """Stop tracing, whatever was found."""
+        if self._own:
+            tracemalloc.stop()
+        self._own = False
 
 
 def look(dataset: object) -> Round:
