@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make demo      a training run that goes on while its workers are killed'
 	@echo 'make test      the quick test suite (PYTEST_ARGS="-k name" for a part of it)'
-	@echo 'make test-slow the slow tests that every change must pass (.ci/slow.txt)'
+	@echo 'make test-slow a selection of the slow tests (.ci/slow.txt)'
 	@echo 'make test-all  every test, with all fault combinations'
 	@echo 'make test-frameworks  with the real packages people train with'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
