@@ -377,12 +377,20 @@ def test_who_is_killed_while_it_catches_up_is_said_to_be_and_not_to_be_starting(
 ) -> None:
     """As often as it likes: it is restarted at once, and no batch is called None."""
 
-    class Marked(Stream):
-        def __iter__(self) -> Iterator[Any]:
-            (tmp_path / f"begun-{os.getpid()}").touch()
-            yield from super().__iter__()
+    gate = tmp_path / "gate"
 
-    loader = holdfast.DataLoader(Marked(40, 0.02), num_workers=1, max_restarts=MANY)
+    class Marked(Stream):
+        """Those after the first stay in the middle of what they draw again until the gate opens."""
+
+        def __iter__(self) -> Iterator[Any]:
+            first = not any(tmp_path.glob("begun-*"))
+            (tmp_path / f"begun-{os.getpid()}").touch()
+            for number, sample in enumerate(super().__iter__()):
+                if number == 6 and not first:
+                    assert eventually(gate.exists)
+                yield sample
+
+    loader = holdfast.DataLoader(Marked(40, 0.0), num_workers=1, max_restarts=MANY)
     with loader:
         iterator = iter(loader)
         got = [next(iterator)[0, 0].item() for _ in range(12)]
@@ -392,6 +400,7 @@ def test_who_is_killed_while_it_catches_up_is_said_to_be_and_not_to_be_starting(
             assert eventually(lambda death=death: len(loader.incidents) > death)
             victim = iterator._workers[0].pid
             assert eventually((tmp_path / f"begun-{victim}").exists)
+        gate.touch()
         got += [batch[0, 0].item() for batch in iterator]
     assert got == list(range(40))
     assert len(loader.incidents) == deaths

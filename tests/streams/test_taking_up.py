@@ -35,6 +35,7 @@ from tests.streams.datasets import (
     StateRaises,
 )
 from tests.support.golden import asked_once
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.faults
 
@@ -390,8 +391,10 @@ def test_a_death_in_a_later_epoch_of_persistent_workers(
     second = []
     for number, batch in enumerate(iterator := iter(loader)):
         second.append(batch.tolist())
-        if number == 7:
+        if number == 3:
             iterator._workers[0].kill()
+            # It is not at its end yet, and must not get there before it is killed.
+            assert eventually(lambda: bool(loader.incidents))
     found += [second, [batch.tolist() for batch in loader]]
     loader.close()
     assert found == expected
