@@ -301,7 +301,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterable_recovery: Recovery = "auto",
     ) -> None:
         self._runtime = _Runtime()
-        self.prefetch_given = prefetch_factor is not None
+        self._prefetch_given = prefetch_factor is not None
         super().__init__(
             dataset,
             batch_size,

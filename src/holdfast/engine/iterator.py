@@ -251,7 +251,7 @@ class ProcessIterator(_BaseDataLoaderIter):
         at_first: BeforeSizesAreKnown = "any" if budget.total is None else "one"
         # Only where nothing shows how much is made ahead.
         deep = (
-            not (loader.prefetch_given or iterable or self._persistent_workers)
+            not (loader._prefetch_given or iterable or self._persistent_workers)
             and loader.in_order
             and options.policy is None
             and _leaves_no_trace(self._index_sampler)
