@@ -116,9 +116,9 @@ def main() -> None:
     # A log line that could not be written waits in Python's buffer. Whether it is written at the exit
     # depends on which file has the number by then; if it is not, Python exits with status 120.
     if "1" in closed:
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = sys.__stdout__ = None  # type: ignore[assignment, misc]
     if "2" in closed:
-        sys.stderr = None  # type: ignore[assignment]
+        sys.stderr = sys.__stderr__ = None  # type: ignore[assignment, misc]
 
 
 if __name__ == "__main__":
