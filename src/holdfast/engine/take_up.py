@@ -205,7 +205,7 @@ class TakeUp:
             self._taker.recorder.note(-1, -1, REPLAYING)
             mark, error = self._one_more()
             if error is not None and mark != expected and raised is None:
-                if plan.attempts > 1:
+                if plan.last and plan.attempts > 1:  # else there is another way to try
                     return self._to_be_tried_again(error)
                 raised = _in_words(error)
             if mark == NO_BATCH:
