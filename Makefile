@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-all test-frameworks bench lint format docs causes clean
+.PHONY: help demo test test-slow test-all test-frameworks test-versions bench lint format docs causes clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-slow a selection of the slow tests (.ci/slow.txt)'
 	@echo 'make test-all  every test, with all fault combinations'
 	@echo 'make test-frameworks  with the real packages people train with'
+	@echo 'make test-versions  the quick suite with the oldest, the pinned and the newest torch'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff rewrite what it can'
@@ -42,7 +43,11 @@ test-all: $(VENV)/.has-test
 	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks' $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'frameworks and not slow' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup -m 'frameworks and not slow' $(PYTEST_ARGS)
+
+# An environment for each pair of Python and torch; VERSIONS="oldest 3.12:2.9" for some.
+test-versions:
+	$(PYTHON) .ci/versions.py $(VERSIONS) $(if $(PYTEST_ARGS),--pytest="$(PYTEST_ARGS)")
 
 bench: $(VENV)/.has-bench
 	$(RUN) -m benchmarks $(BENCH_ARGS)
@@ -57,14 +62,14 @@ format: $(VENV)/.has-lint
 	$(RUN) -m ruff format .
 
 docs: $(VENV)/.has-test
-	$(RUN) -m holdfast.autopsy.pages --check docs/causes
+	$(RUN) -m holdfast.explain.catalogue_pages --check docs/causes
 	$(RUN) -m pytest tests/docs $(PYTEST_ARGS)
 
 causes: $(VENV)/.has-test
-	$(RUN) -m holdfast.autopsy.pages docs/causes
+	$(RUN) -m holdfast.explain.catalogue_pages docs/causes
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .versions build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

@@ -24,13 +24,13 @@ from torch.utils.data import default_collate
 from benchmarks.page import put
 from benchmarks.workloads import WORKLOADS, Workload
 from holdfast.autopsy.blackbox import BlackBoxes, Recorder
-from holdfast.engine.channel import Channel, pair
-from holdfast.engine.fetch import MapFetcher
-from holdfast.engine.protocol import order
-from holdfast.engine.randomness import Randomness
-from holdfast.memory import arena as arenas
-from holdfast.memory import codec, collate
-from holdfast.memory.window import Window
+from holdfast.processes.channel import Channel, pair
+from holdfast.processes.protocol import order
+from holdfast.transport import arena as arenas
+from holdfast.transport import codec, collate
+from holdfast.transport.window import Window
+from holdfast.worker.fetch import MapFetcher
+from holdfast.worker.randomness import Randomness
 
 ROUNDS = {"tiny": 3000, "tokens": 3000, "ragged": 1500, "nested": 500, "image": 60, "big": 60}
 STEPS = (
@@ -109,7 +109,7 @@ def dissect(workload: Workload, rounds: int) -> Watch:
         def take() -> codec.Parcel:
             message = trainer.poll()
             assert message is not None
-            return codec.receive(message, window)
+            return codec.Parcel(message, window)
 
         parcel = watch.time("trainer: hear", take)
         batch = watch.time("trainer: unpack", parcel.unpack)

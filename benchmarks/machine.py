@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import deque
 
-from holdfast.engine import vocabulary as v
+from holdfast.engine import events as ev
 from holdfast.engine.machine import Machine
 
 WORKERS = (2, 64, 1000)
@@ -28,42 +28,42 @@ def play(workers: int, in_order: bool, room: int | None) -> tuple[float, int]:
         workers=workers,
         prefetch=PREFETCH,
         in_order=in_order,
-        restarts=v.RestartPolicy(None, 60.0),
+        restarts=ev.RestartPolicy(None, 60.0),
         largest=100,
     )
-    orders: deque[tuple[int, v.Task]] = deque()
+    orders: deque[tuple[int, ev.Task]] = deque()
     generations = [0] * workers
     due = made = events = 0
-    asked: v.Deliver | None = None
+    asked: ev.Deliver | None = None
     spent = 0
 
-    def tell(event: v.Event) -> None:
+    def tell(event: ev.Event) -> None:
         nonlocal due, asked, events, spent
         began = time.perf_counter_ns()
         actions = machine.handle(event)
         spent += time.perf_counter_ns() - began
         events += 1
         for action in actions:
-            if isinstance(action, v.Dispatch):
-                assert isinstance(action.item, v.Task)
+            if isinstance(action, ev.Dispatch):
+                assert isinstance(action.item, ev.Task)
                 orders.append((action.worker, action.item))
-            elif isinstance(action, v.Draw):
+            elif isinstance(action, ev.Draw):
                 due += action.count
-            elif isinstance(action, v.Deliver):
+            elif isinstance(action, ev.Deliver):
                 asked = action
-            elif isinstance(action, v.Start):
+            elif isinstance(action, ev.Start):
                 generations[action.worker] = action.generation
 
-    tell(v.RoomChanged(room))
-    tell(v.Began())
+    tell(ev.RoomChanged(room))
+    tell(ev.Began())
     for worker in range(workers):
-        tell(v.WorkerReady(worker, 0))
+        tell(ev.WorkerReady(worker, 0))
     events = spent = 0
     while made < BATCHES:
         while due > 0:
             due -= 1
-            tell(v.Drawn(None))
-        tell(v.ASKED)
+            tell(ev.Drawn(None))
+        tell(ev.ASKED)
         while asked is None:
             worker, task = orders.popleft()
             made += 1
@@ -71,13 +71,13 @@ def play(workers: int, in_order: bool, room: int | None) -> tuple[float, int]:
                 again = [one for one in orders if one[0] != worker]
                 orders.clear()
                 orders.extend(again)
-                exit = v.Exit(float(made), "killed", "SIGKILL")
-                tell(v.WorkerExited(worker, generations[worker], exit))
-                tell(v.WorkerReady(worker, generations[worker]))
+                exit = ev.Exit(float(made), "killed", "SIGKILL")
+                tell(ev.WorkerExited(worker, generations[worker], exit))
+                tell(ev.WorkerReady(worker, generations[worker]))
             else:
-                tell(v.BatchReady(worker, generations[worker], task.number, None, 100))
+                tell(ev.BatchReady(worker, generations[worker], task.number, None, 100))
         asked = None
-        tell(v.UNPACKED)
+        tell(ev.UNPACKED)
     return spent / 1e9, events
 
 

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 
 import holdfast
 from benchmarks.page import put
-from holdfast.memory import shares as ours
+from holdfast.limits import shares as ours
 from tests.shortage.runs import rest, run
 from tests.support.groups import MemoryGroup, memory_group
 

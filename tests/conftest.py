@@ -15,7 +15,6 @@ import faulthandler
 import functools
 import gc
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,14 +23,20 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+# Read when torch is loaded, here and in all processes below. Threads that wait for the next loop over a tensor would
+# spin, on cores that other tests need: a fifth of the time of the suite.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import hypothesis
 import pytest
 
-from tests.autopsy.matrices import MATRICES
+from tests.explain.matrices import MATRICES
 from tests.support import warm
 from tests.support.dispositions import take_back
 from tests.support.groups import NoGroup, memory_group
 from tests.support.huge_pages import move_to_huge_pages
+from tests.support.processes import signal_if
+from tests.support.timeouts import keep_stderr, pytest_timeout_set_timer  # noqa: F401
 
 # How long an example takes says something about the machine, not about the product.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -45,6 +50,7 @@ T = TypeVar("T")
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.setpgid(0, 0)  # orphans are told by their group: not the neighbour's
+        keep_stderr()
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         take_back()  # not in the process that only hands out the tests
     # pytest does this itself, unless started with `-p no:faulthandler`.
@@ -79,7 +85,7 @@ LONGEST = (
     "tests/shortage/",
     "tests/differential/",
     "tests/autopsy/",
-    "tests/memory/test_leaks.py",
+    "tests/worker/test_leak_tracer.py",
     "tests/transport/test_scarce.py",
     "tests/lifecycle/",
 )
@@ -126,9 +132,9 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left_names = _wait_until_gone(lambda: _without_strangers(_shm_names() - names))
 
     described = [_describe(pid) for pid, _ in left_processes]
-    for pid, _ in left_processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for pid, birth in left_processes:
+        with contextlib.suppress(OSError):
+            signal_if(pid, lambda pid, birth=birth: _stat(pid)[1] == birth)  # type: ignore[misc]
     # A test that failed half-way had no chance to clean up: one error is enough.
     if request.node.stash.get(_failed, False):
         return
@@ -165,19 +171,25 @@ def _our_processes() -> set[tuple[int, int]]:
         look += [(reaper, child) for child in _children(reaper)]
     for parent, pid in look:  # grows as it goes
         try:
-            stat = _read(f"/proc/{pid}/stat")
+            state, birth, of_group = _stat(pid)
         except OSError:
             continue
-        fields = stat[stat.rindex(b")") + 2 :].split(None, 20)
-        if pid in seen or (parent == reaper and int(fields[2]) != group):
+        if pid in seen or (parent == reaper and of_group != group):
             continue
         seen.add(pid)
-        if fields[0] in b"ZX" and parent != me:
+        if state in b"ZX" and parent != me:
             continue
         look += [(pid, child) for child in _children(pid)]
         if pid not in helpers:
-            found.add((pid, int(fields[19])))
+            found.add((pid, birth))
     return found
+
+
+def _stat(pid: int) -> tuple[bytes, int, int]:
+    """Its state, when it was started, and its process group."""
+    stat = _read(f"/proc/{pid}/stat")
+    fields = stat[stat.rindex(b")") + 2 :].split(None, 20)
+    return fields[0], int(fields[19]), int(fields[2])
 
 
 def _children(pid: int) -> list[int]:

@@ -13,7 +13,7 @@ STARTS_ANOTHER = """
 import os, signal, subprocess, sys
 from tests.support.dispositions import take_back
 take_back()
-program = "import signal; print(*(signal.getsignal(n) for n in (1, 3, 15)), signal.getsignal(2) is signal.default_int_handler)"
+program = "import signal; print(*(int(signal.getsignal(n)) for n in (1, 3, 15)), signal.getsignal(2) is signal.default_int_handler)"
 subprocess.run([sys.executable, "-S", "-c", program], check=True)
 os.kill(os.getpid(), signal.SIGHUP)
 print("still there")

@@ -10,9 +10,8 @@ import pytest
 
 import holdfast
 from holdfast.autopsy.incident import Incident
-from holdfast.engine.obituaries import remedies
-from holdfast.engine.stats import Stats
-from holdfast.loader import _amend, _note
+from holdfast.engine.deaths import remedies
+from holdfast.runtime import Runtime
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.timeout(60, method="thread")
@@ -38,11 +37,12 @@ class Watched(deque[Incident]):
 
 def test_an_incident_is_amended_in_its_place_while_another_thread_adds_one_to_a_full_list() -> None:
     kept = Watched((incident(number) for number in range(5)), maxlen=5)
-    telling = threading.RLock()
+    runtime = Runtime()
+    runtime.incidents = kept
     kept.old, new = kept[2], incident(2, "amended")
     late = incident(9)
-    kept.other = threading.Thread(target=_note, args=(kept, telling, Stats(), None, late))
-    _amend(kept, telling, None, kept.old, new, "")
+    kept.other = threading.Thread(target=runtime.note, args=(None, late))
+    runtime.amend(None, kept.old, new, "")
     kept.other.join()
     assert [(one.worker_id, one.action) for one in list(kept)] == [
         (1, "replaced"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast import DataLoader
-from holdfast.engine.vocabulary import RestartPolicy
+from holdfast.engine.events import RestartPolicy
 from holdfast.options import parse
 
 

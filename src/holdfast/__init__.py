@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from holdfast.autopsy.incident import Incident
 from holdfast.errors import (
     BadSampleWarning,
     HoldfastError,
@@ -27,10 +26,13 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.autopsy.incident import Incident
     from holdfast.loader import DataLoader
-    from holdfast.memory.packed import PackedDict, PackedList, PackedStrings
-    from holdfast.memory.packing import PackReport, pack
-    from holdfast.samples.record import BadSample
+    from holdfast.packed.containers import PackedDict, PackedList, PackedStrings
+    from holdfast.packed.pack import PackReport, pack
+    from holdfast.report import Report, incidents, of
+    from holdfast.samples.bad_sample import BadSample
+    from holdfast.takeover.install import Installation, install, uninstall
 
 __all__ = [
     "BadSample",
@@ -38,6 +40,7 @@ __all__ = [
     "DataLoader",
     "HoldfastError",
     "Incident",
+    "Installation",
     "LoaderClosed",
     "NoSubstitute",
     "PackReport",
@@ -46,6 +49,7 @@ __all__ = [
     "PackedStrings",
     "PoisonSample",
     "ReplicaLost",
+    "Report",
     "RestartLimitExceeded",
     "StreamLost",
     "TooManyBadSamples",
@@ -53,19 +57,30 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "WorkerStartError",
+    "incidents",
+    "install",
+    "of",
     "pack",
+    "uninstall",
 ]
 __version__ = "0.1.0"
 
 
 _LATER = {
-    "BadSample": "holdfast.samples.record",
+    "BadSample": "holdfast.samples.bad_sample",
     "DataLoader": "holdfast.loader",
-    "PackReport": "holdfast.memory.packing",
-    "PackedDict": "holdfast.memory.packed",
-    "PackedList": "holdfast.memory.packed",
-    "PackedStrings": "holdfast.memory.packed",
-    "pack": "holdfast.memory.packing",
+    "Incident": "holdfast.autopsy.incident",
+    "Installation": "holdfast.takeover.install",
+    "PackReport": "holdfast.packed.pack",
+    "PackedDict": "holdfast.packed.containers",
+    "PackedList": "holdfast.packed.containers",
+    "PackedStrings": "holdfast.packed.containers",
+    "Report": "holdfast.report",
+    "incidents": "holdfast.report",
+    "install": "holdfast.takeover.install",
+    "of": "holdfast.report",
+    "pack": "holdfast.packed.pack",
+    "uninstall": "holdfast.takeover.install",
 }
 
 
@@ -75,3 +90,13 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(_LATER[name]), name)
     globals()[name] = found  # so that this function is not called again
     return found
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """``%load_ext holdfast`` in a notebook: `install`, with the options in the environment."""
+    importlib.import_module("holdfast.takeover.install").install()
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """``%unload_ext holdfast``: `uninstall`."""
+    importlib.import_module("holdfast.takeover.install").uninstall()

@@ -30,6 +30,10 @@ VERBS = {
         "holdfast.verbs.leaks:leaks",
         "Say which lines of a dataset hold ever more memory.",
     ),
+    "run": (
+        "holdfast.verbs.run:run",
+        "Run a program with holdfast in all its loaders, without changing it.",
+    ),
     "scan": (
         "holdfast.verbs.scan:scan",
         "Load every sample of a dataset and report the bad ones.",

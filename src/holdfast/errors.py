@@ -16,7 +16,7 @@
 The only warning is `BadSampleWarning` (UserWarning).
 
 Exceptions raised by the user's own dataset, collate function or ``worker_init_fn`` arrive as their
-own type, as with torch; see :mod:`holdfast.engine.exceptions`.
+own type, as with torch; see :mod:`holdfast.worker.exceptions`.
 """
 
 from __future__ import annotations

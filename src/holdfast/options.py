@@ -1,23 +1,41 @@
 """The options that holdfast adds to torch's: their values, their meaning, and their error messages.
 
-The loader keeps the values as the user gave them, because frameworks rebuild loaders from their
-attributes. The parsed values are kept separately, in `Settings`.
+`parse` checks what the user wrote and returns `Settings`, which the engine reads. The loader keeps
+the values as the user gave them, because frameworks rebuild loaders from their attributes.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from holdfast.engine.continuation import Recovery
-from holdfast.engine.settings import Settings
-from holdfast.engine.vocabulary import RestartPolicy
-from holdfast.memory.budget import in_bytes
+from holdfast.engine.events import RestartPolicy
+from holdfast.limits.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "budget_in_bytes", "parse"]
+__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "Settings", "budget_in_bytes", "parse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options, checked."""
+
+    restarts: RestartPolicy
+    stall_timeout: float | None
+    policy: Policy | None  # for bad samples; None to let them raise
+    limit: Limit
+    quarantine: str | None
+    logbook: str | None
+    memory_budget: int | Literal["auto"] | None
+    worker_memory_limit: int | Literal["auto"] | None
+    name: str | None
+    iterable_recovery: Recovery = "auto"
+    pin_in_place: int | Literal["auto"] | None = None  # bytes that may be registered
+
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
 Memory = int | str | None
@@ -41,6 +59,7 @@ def parse(
     worker_memory_limit: Any = "auto",
     name: Any = None,
     iterable_recovery: Any = "auto",
+    pin_in_place: Any = None,
 ) -> Settings:
     """Check all options; an error names the option, its value and what it takes."""
     stall = _stall_timeout(stall_timeout)
@@ -63,6 +82,7 @@ def parse(
         worker_memory_limit=_memory("worker_memory_limit", worker_memory_limit, "1GiB"),
         name=_name(name),
         iterable_recovery=_recovery(iterable_recovery),
+        pin_in_place=_memory("pin_in_place", pin_in_place, "8GiB", none="copy to pinned memory"),
     )
 
 
@@ -200,10 +220,12 @@ def budget_in_bytes(value: Any) -> int | Literal["auto"] | None:
     return _memory("memory_budget", value, "2GiB")
 
 
-def _memory(name: str, value: Any, example: str) -> int | Literal["auto"] | None:
+def _memory(
+    name: str, value: Any, example: str, none: str = "no limit"
+) -> int | Literal["auto"] | None:
     right = (
         f'it takes "auto", a number of bytes above 0, a text such as "{example}" or "500MB", or '
-        "None (no limit)"
+        f"None ({none})"
     )
     if value is None:
         return None

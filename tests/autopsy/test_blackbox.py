@@ -13,11 +13,11 @@ import pytest
 from holdfast.autopsy.blackbox import (
     COLLATE,
     FETCH,
-    WORDS,
+    STDERR_TAIL,
     BlackBoxes,
+    NotedSize,
     Recorder,
-    Size,
-    keep_words,
+    keep_stderr_tail,
 )
 from holdfast.autopsy.incident import Incident, describe_status
 from holdfast.autopsy.stack import innermost, tidy
@@ -75,31 +75,31 @@ def test_the_last_note_survives_a_kill() -> None:
 
 def test_size_and_last_words_survive_a_kill_until_the_next_worker_begins() -> None:
     boxes = BlackBoxes(2)
-    assert (boxes.size(1), boxes.words(1)) == (None, None)
+    assert (boxes.size(1), boxes.stderr_tail(1)) == (None, None)
     child = os.fork()
     if child == 0:
         Recorder(boxes.fd, 2, 1).measured(5 << 20, 1 << 20, 8.5)
-        keep_words(boxes.fd, 1, b"free(): invalid pointer\n")
+        keep_stderr_tail(boxes.fd, 1, b"free(): invalid pointer\n")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert boxes.size(1) == Size(5 << 20, 1 << 20, 8.5)
-    assert boxes.words(1) == "free(): invalid pointer\n"
-    assert (boxes.size(0), boxes.words(0), boxes.note(0).step) == (None, None, "boot")
+    assert boxes.size(1) == NotedSize(5 << 20, 1 << 20, 8.5)
+    assert boxes.stderr_tail(1) == "free(): invalid pointer\n"
+    assert (boxes.size(0), boxes.stderr_tail(0), boxes.note(0).step) == (None, None, "boot")
     boxes.clear(1)
-    assert (boxes.size(1), boxes.words(1)) == (None, None)
+    assert (boxes.size(1), boxes.stderr_tail(1)) == (None, None)
     boxes.close()
 
 
 def test_of_many_words_the_last_whole_lines_are_kept() -> None:
     boxes = BlackBoxes(2)
     lines = "".join(f"line {number}\n" for number in range(5000))
-    keep_words(boxes.fd, 0, lines.encode()[-WORDS:])
-    words = boxes.words(0)
+    keep_stderr_tail(boxes.fd, 0, lines.encode()[-STDERR_TAIL:])
+    words = boxes.stderr_tail(0)
     assert words is not None
     assert lines.endswith("\n" + words)
-    keep_words(boxes.fd, 0, b"x" * WORDS)  # one line without an end
-    assert boxes.words(0) == "x" * WORDS
-    assert boxes.words(1) is None
+    keep_stderr_tail(boxes.fd, 0, b"x" * STDERR_TAIL)  # one line without an end
+    assert boxes.stderr_tail(0) == "x" * STDERR_TAIL
+    assert boxes.stderr_tail(1) is None
     boxes.close()
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
 from holdfast.autopsy.cause import Cause, Remedy
-from holdfast.autopsy.clues import find
-from holdfast.autopsy.machine import PLACEHOLDERS, Machine
+from holdfast.autopsy.machine_facts import PLACEHOLDERS, MachineFacts
+from holdfast.explain.clues import find
 
-HERE = Machine.look().facts(workers=4, pid=7)
+HERE = MachineFacts.read().facts(workers=4, pid=7)
 
 
 def test_every_cause_has_a_name_of_its_own() -> None:
@@ -45,7 +45,7 @@ def test_no_remedy_gives_up_the_workers() -> None:
 
 
 def test_remedies_fill_in_for_any_machine() -> None:
-    for facts in (PLACEHOLDERS, Machine().facts(), HERE):
+    for facts in (PLACEHOLDERS, MachineFacts().facts(), HERE):
         for remedy in _remedies():
             filled = remedy.filled(facts)
             assert "None" not in filled.text + filled.command.replace("'file': None", "")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.autopsy.matrices import note
 from tests.autopsy.trainers import train
+from tests.explain.matrices import note
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from holdfast.autopsy.logbook import Logbook, Story, read
+from holdfast.autopsy.logbook import Logbook, LoggedRun, read
 from holdfast.cli import main
-from holdfast.verbs.incidents import tell
+from holdfast.verbs.incidents import print_run
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 WRITER = """
@@ -164,7 +164,9 @@ def test_the_story_is_told(tmp_path: Path) -> None:
 def test_the_beginning_of_a_run_stands_in_its_place() -> None:
     console = Console(file=io.StringIO(), width=200)
     runs = [{"rank": 0, "time": 10.0}, {"rank": 1, "time": 30.0}]
-    tell(console, Story(runs, incidents=[{"rank": 0, "time": 20.0, "text": "worker 0 died"}]))
+    print_run(
+        console, LoggedRun(runs, incidents=[{"rank": 0, "time": 20.0, "text": "worker 0 died"}])
+    )
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert told.index("rank 0 began") < told.index("worker 0 died") < told.index("rank 1 began")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.autopsy.matrices import note
+from tests.explain.matrices import note
+from tests.support import warm
 from tests.support.groups import memory_group
 
 pytestmark = [
@@ -81,16 +81,21 @@ METHODS = [
 
 
 def train(
-    how: str, folder: Path, *before: str, prepare: Any = None, method: str = "fork"
+    how: str, folder: Path, before: str | tuple[str, ...], method: str = "fork"
 ) -> dict[str, Any]:
-    """Run a trainer whose sample 17 breaks its worker; what it says of it."""
+    """Run a trainer whose sample 17 breaks its worker; what it says of it.
+
+    `before` is code that is run before (see `warm.run`), or a command that starts a fresh interpreter.
+    """
     script = folder / "train.py"
     script.write_text(TRAINER)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [*before, sys.executable, str(script), how, str(folder), method],
-        capture_output=True, text=True, timeout=80, env=environment, preexec_fn=prepare,
-    )  # fmt: skip
+    command = [str(script), how, str(folder), method]
+    if isinstance(before, str):
+        done = warm.run(command, timeout=80, env=environment, before=before)
+    else:
+        command = [*before, sys.executable, *command]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=80, env=environment)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["got"] == list(range(24)), "batches were lost"
@@ -111,7 +116,7 @@ def test_a_real_kill_for_memory_in_a_real_group_is_named_with_its_counter(
     method: str, tmp_path: Path
 ) -> None:
     with memory_group(600 << 20) as group:
-        incident = train("eat", tmp_path, prepare=group.join, method=method)
+        incident = train("eat", tmp_path, group.joining(), method=method)
     note(f"out of memory, {method}", "oom-killed", incident)
     assert (incident["cause"], incident["confidence"]) == ("oom-killed", "high")
     assert incident["signal"] == "SIGKILL"
@@ -127,30 +132,19 @@ def test_a_real_kill_for_memory_in_a_real_group_is_named_with_its_counter(
     )
 
 
-def _in_namespace(*commands: str) -> tuple[str, ...]:
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare(1) here")
-    probe = subprocess.run(
-        ["unshare", "-m", "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True, check=False
-    )
-    if probe.returncode:
-        pytest.skip(f"no mount namespace can be made here: {probe.stderr!r}")
-    return (
-        "unshare",
-        "-m",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        " && ".join([*commands, 'exec "$@"']),
-        "sh",
-    )
+def _mounted(folders: dict[str, str]) -> str:
+    """Code for `warm.run`, tried."""
+    code = warm.mounting(folders)
+    tried = warm.run(["-c", ""], timeout=60, before=code)
+    if tried.returncode:
+        pytest.skip(f"no mount namespace can be made here: {tried.stderr}")
+    return code
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_full_dev_shm_is_named(method: str, tmp_path: Path) -> None:
-    small = _in_namespace("mount -t tmpfs -o size=16m tmpfs /dev/shm")
-    incident = train("fill", tmp_path, *small, method=method)
+    small = _mounted({"/dev/shm": "size=16m"})
+    incident = train("fill", tmp_path, small, method=method)
     note(f"full /dev/shm, {method}", "shm-exhausted", incident)
     assert (incident["cause"], incident["signal"]) == ("shm-exhausted", "SIGBUS")
     assert incident["evidence"]["shm"] == {"total": 16 << 20, "free": 0}
@@ -168,18 +162,18 @@ def test_without_sys_and_without_rights_there_is_less_evidence_and_no_error(
     hidden: tuple[str, ...],
 ) -> None:
     """As an unprivileged user, without mounted counters, and without access to the kernel's log."""
-    commands = [f"mount -t tmpfs -o mode=1777 tmpfs {path}" for path in hidden]
-    become = _in_namespace(*commands)
+    _mounted({})
+    mounts = [f"mount -t tmpfs -o mode=1777 tmpfs {path} && " for path in hidden]
+    inside = ("unshare", "-m", "sh", "-c", "".join([*mounts, 'exec "$@"']), "sh")
     unprivileged = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    if (
-        shutil.which("setpriv") is None
-        or subprocess.run([*unprivileged, sys.executable, "-c", ""], check=False).returncode
-    ):
+    try:
+        subprocess.run([*inside, *unprivileged, sys.executable, "-c", ""], check=True)
+    except (OSError, subprocess.CalledProcessError):
         pytest.skip("this interpreter cannot be run by an unprivileged user here")
     # Not in pytest's own folder, which every pytest that is started closes to others again.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
-        incident = train("kill", Path(folder), *become, *unprivileged)
+        incident = train("kill", Path(folder), (*inside, *unprivileged))
     assert (incident["cause"], incident["confidence"]) == ("killed-from-outside", "medium")
     assert incident["evidence"]["kills"]["group"] is None
     assert "kernel_readable" not in incident["evidence"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.autopsy.machine import Machine, in_words
-from holdfast.autopsy.readers import Roots, cgroup, filesystem, kernel_log, process
+from holdfast.autopsy.machine_facts import MachineFacts, in_words
+from holdfast.autopsy.readers import Roots, cgroup, kernel_log, procfs
 from tests.autopsy.made_up import MEMINFO, Tree
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -116,36 +116,36 @@ def test_a_v2_tree_without_a_memory_controller_says_nothing(tree: Tree) -> None:
 
 def test_a_process_is_read_whatever_its_name_is(tree: Tree) -> None:
     tree.process(7, state="D", ticks=42, wchan="nfs_wait_bit_killable", pages=1000)
-    seen = process.activity(7, tree.roots)
-    assert seen == process.Activity("D", "nfs_wait_bit_killable", 42)
-    size = process.size(7, tree.roots)
+    seen = procfs.activity(7, tree.roots)
+    assert seen == procfs.Activity("D", "nfs_wait_bit_killable", 42)
+    size = procfs.size(7, tree.roots)
     assert size is not None
     assert (size.resident, size.private) == (1000 * PAGE, 750 * PAGE)
-    assert process.threads(7, tree.roots) == 3
+    assert procfs.threads(7, tree.roots) == 3
     tree.process(8, pending=1 << 14, caught=0xE8)
-    assert process.pending_signals(8, tree.roots) == {15}
-    assert process.caught_signals(8, tree.roots) == {4, 6, 7, 8}
-    assert process.pending_signals(7, tree.roots) == process.caught_signals(7, tree.roots) == set()
-    assert process.limits(7, tree.roots) == process.Limits((1024, 4096), (1000, None))
+    assert procfs.pending_signals(8, tree.roots) == {15}
+    assert procfs.caught_signals(8, tree.roots) == {4, 6, 7, 8}
+    assert procfs.pending_signals(7, tree.roots) == procfs.caught_signals(7, tree.roots) == set()
+    assert procfs.limits(7, tree.roots) == procfs.Limits((1024, 4096), (1000, None))
 
 
 def test_a_zombie_has_no_size_and_is_dead(tree: Tree) -> None:
     tree.process(7, state="Z")
     tree.proc("7/statm", "0 0 0 0 0 0 0")
     tree.process("self")
-    assert process.size(7, tree.roots) is None
-    assert process.is_dead(7, tree.roots)
-    assert process.is_dead(8, tree.roots)
-    assert not process.is_dead("self", tree.roots)
+    assert procfs.size(7, tree.roots) is None
+    assert procfs.is_dead(7, tree.roots)
+    assert procfs.is_dead(8, tree.roots)
+    assert not procfs.is_dead("self", tree.roots)
 
 
 def test_the_machine_is_read(tree: Tree) -> None:
     tree.proc("meminfo", MEMINFO)
     tree.proc("vmstat", "nr_free_pages 1\noom_kill 17\noom_kill_other 3\n")
-    found = process.meminfo(tree.roots)
+    found = procfs.meminfo(tree.roots)
     assert found is not None
     assert (found.total, found.swap_free) == (16000000 << 10, 1000000 << 10)
-    assert process.machine_kills(tree.roots) == 17
+    assert procfs.machine_kills(tree.roots) == 17
 
 
 # -- the kernel's log ----------------------------------------------------------------------
@@ -186,19 +186,19 @@ def test_without_any_of_it_every_reader_says_nothing_and_none_fails(tmp_path: Pa
     nowhere = Roots(*(tmp_path / name for name in ("proc", "cgroup", "kmsg", "shm")))
     assert cgroup.kills(1, nowhere) is None
     assert cgroup.confinement(1, nowhere) == cgroup.Confinement()
-    assert process.activity(1, nowhere) is None
-    assert process.size(1, nowhere) is None
-    assert process.meminfo(nowhere) is None
-    assert process.machine_kills(nowhere) is None
-    assert process.descriptors(1, nowhere) is None
-    assert process.threads(1, nowhere) is None
-    assert process.limits(1, nowhere) is None
-    assert process.pending_signals(1, nowhere) == frozenset()
-    assert process.caught_signals(1, nowhere) is None
-    assert process.is_dead(1, nowhere) is None
+    assert procfs.activity(1, nowhere) is None
+    assert procfs.size(1, nowhere) is None
+    assert procfs.meminfo(nowhere) is None
+    assert procfs.machine_kills(nowhere) is None
+    assert procfs.descriptors(1, nowhere) is None
+    assert procfs.threads(1, nowhere) is None
+    assert procfs.limits(1, nowhere) is None
+    assert procfs.pending_signals(1, nowhere) == frozenset()
+    assert procfs.caught_signals(1, nowhere) is None
+    assert procfs.is_dead(1, nowhere) is None
     assert kernel_log.read(nowhere) is None
-    assert filesystem.fill(nowhere.shm) is None
-    facts = Machine.look(nowhere, {}).facts()
+    assert procfs.fill(nowhere.shm) is None
+    facts = MachineFacts.read(nowhere, {}).facts()
     assert facts["memory_limit"] == "what your limit is"
 
 
@@ -217,20 +217,20 @@ def test_garbage_is_nothing_too(tree: Tree, garbage: str) -> None:
         tree.proc(name, garbage)
     tree.cgroup("memory.events", garbage)
     assert cgroup.kills(7, tree.roots) is None
-    assert process.activity(7, tree.roots) is None
-    assert process.size(7, tree.roots) is None
-    assert process.meminfo(tree.roots) is None
-    assert process.machine_kills(tree.roots) is None
+    assert procfs.activity(7, tree.roots) is None
+    assert procfs.size(7, tree.roots) is None
+    assert procfs.meminfo(tree.roots) is None
+    assert procfs.machine_kills(tree.roots) is None
     assert cgroup.confinement(7, tree.roots).memory_limit is None
 
 
 def test_on_this_machine_a_living_process_is_read() -> None:
-    assert process.activity(os.getpid()) is not None
-    size = process.size("self")
+    assert procfs.activity(os.getpid()) is not None
+    size = procfs.size("self")
     assert size is not None
     assert size.resident > 1 << 20
-    assert process.descriptors("self") > 2  # type: ignore[operator]
-    assert process.meminfo() is not None
+    assert procfs.descriptors("self") > 2  # type: ignore[operator]
+    assert procfs.meminfo() is not None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -239,19 +239,19 @@ def test_an_unprivileged_user_gets_less_and_no_error() -> None:
     script = """
 import os, sys
 sys.path[:0] = sys.argv[1:2]
-from holdfast.autopsy.machine import Machine
-from holdfast.autopsy.readers import cgroup, kernel_log, process
+from holdfast.autopsy.machine_facts import MachineFacts
+from holdfast.autopsy.readers import cgroup, kernel_log, procfs
 os.setgid(65534); os.setuid(65534)
 child = os.fork()
 if child == 0:
     import time; time.sleep(60)
 try:
-    assert process.size(child).resident > 0
-    assert process.machine_kills() is None or process.machine_kills() >= 0
+    assert procfs.size(child).resident > 0
+    assert procfs.machine_kills() is None or procfs.machine_kills() >= 0
     cgroup.kills(child); cgroup.confinement(child)
     assert kernel_log.read() is None or open("/proc/sys/kernel/dmesg_restrict").read() == "0\\n"
-    assert process.activity(1).state
-    Machine.look().facts()
+    assert procfs.activity(1).state
+    MachineFacts.read().facts()
 finally:
     os.kill(child, 9); os.waitpid(child, 0)
 print("fine")
@@ -271,7 +271,7 @@ def test_facts_are_filled_from_the_tree(tree: Tree) -> None:
     tree.process("self")
     tree.proc("meminfo", MEMINFO)
     tree.cgroup("job/memory.max", str(4 << 30))
-    facts = Machine.look(tree.roots, {"SLURM_JOB_ID": "1"}).facts(workers=8, sample=3)
+    facts = MachineFacts.read(tree.roots, {"SLURM_JOB_ID": "1"}).facts(workers=8, sample=3)
     assert facts["memory_limit"] == "4.0 GiB"
     assert facts["memory_wanted"] == "6"
     assert (facts["nofile_soft"], facts["nproc_hard"]) == ("1024", "unlimited")
@@ -283,12 +283,12 @@ def test_facts_are_filled_from_the_tree(tree: Tree) -> None:
     [({}, ""), ({"SLURM_JOB_ID": "3"}, "slurm"), ({"KUBERNETES_SERVICE_HOST": "x"}, "kubernetes")],
 )
 def test_the_place_is_known(tree: Tree, environment: dict[str, str], place: str) -> None:
-    assert Machine.look(tree.roots, environment).place == place
+    assert MachineFacts.read(tree.roots, environment).place == place
 
 
 def test_docker_is_known_by_its_file(tree: Tree) -> None:
     tree.proc("self/root/.dockerenv", "")
-    assert Machine.look(tree.roots, {}).place == "docker"
+    assert MachineFacts.read(tree.roots, {}).place == "docker"
 
 
 @pytest.mark.parametrize(
@@ -322,6 +322,6 @@ def test_old_lines_of_dmesg_are_not_about_a_new_process() -> None:
 def test_the_limit_to_set_is_never_the_one_there_is(
     soft: int, hard: int | None, wanted: str
 ) -> None:
-    limits = process.Limits(files=(soft, hard), processes=(soft, hard))
-    facts = Machine(limits=limits).facts()
+    limits = procfs.Limits(files=(soft, hard), processes=(soft, hard))
+    facts = MachineFacts(limits=limits).facts()
     assert (facts["nofile_wanted"], facts["nproc_wanted"]) == (wanted, wanted)

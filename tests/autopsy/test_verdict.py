@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence
-from holdfast.autopsy.clues import Finding, find
-from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, Neighbour
-from holdfast.autopsy.machine import Machine
-from holdfast.autopsy.readers.filesystem import Fill
-from holdfast.autopsy.readers.process import Activity
+from holdfast.autopsy.evidence import Evidence, Kills, MemorySample, TrainerThread
+from holdfast.autopsy.machine_facts import MachineFacts
+from holdfast.autopsy.readers.procfs import Activity, Fill
 from holdfast.autopsy.verdict import Run, judge
+from holdfast.explain.clues import Finding, find
 
 FULL, ROOMY, SMALL = Fill(64 << 20, 0), Fill(24 << 30, 23 << 30), Fill(64 << 20, 60 << 20)
 STILL = Kills(group=0, machine=0)
@@ -29,8 +28,10 @@ FRAME = '  File "/home/me/data.py", line 3 in __getitem__\n'
 CV2 = '  File "/lib/python3/site-packages/cv2/__init__.py", line 3 in resize\n' + FRAME
 MEMMAP = '  File "/lib/numpy/_core/memmap.py", line 3 in __getitem__\n' + FRAME
 
-BESIDE = Neighbour("cache", ('File "/home/me/data.py", line 90 in refresh',))
-ASIDE = Neighbour("tqdm", ('File "/lib/python3/site-packages/tqdm/_monitor.py", line 60 in run',))
+BESIDE = TrainerThread("cache", ('File "/home/me/data.py", line 90 in refresh',))
+ASIDE = TrainerThread(
+    "tqdm", ('File "/lib/python3/site-packages/tqdm/_monitor.py", line 60 in run',)
+)
 
 
 def killed(**more: Any) -> Evidence:
@@ -142,10 +143,10 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("a lock in cv2 under spawn", stalled("S", "futex_do_wait", stack=CV2, start_method="spawn", threads_at_fork=5), "silent-stall", "medium"),
     ("fsspec", stalled("S", "futex_do_wait", stack='  File "/x/fsspec/asyn.py", line 9 in sync\n'), "async-storage-after-fork", "medium"),
     ("no /proc", replace(stalled("S", None), activity=None), "silent-stall", "low"),
-    # -- not born
-    ("no memory to fork", Evidence(born=False, errno=12), "fork-enomem", "high"),
-    ("no task to fork", Evidence(born=False, errno=11, pids_max=10, pids_current=10), "task-limit", "high"),
-    ("another errno", Evidence(born=False, errno=38), UNKNOWN, "low"),
+    # -- not forked
+    ("no memory to fork", Evidence(forked=False, errno=12), "fork-enomem", "high"),
+    ("no task to fork", Evidence(forked=False, errno=11, pids_max=10, pids_current=10), "task-limit", "high"),
+    ("another errno", Evidence(forked=False, errno=38), UNKNOWN, "low"),
     # -- only words, or nothing
     ("only words", Evidence(findings=(Finding("fd-exhaustion", "high", 3, "[Errno 24]"),)), "fd-exhaustion", "high"),
     ("nothing", Evidence(), UNKNOWN, "low"),
@@ -189,7 +190,8 @@ def test_a_verdict_names_the_sample_and_the_group() -> None:
 def test_remedies_are_those_of_this_place() -> None:
     def commands(place: str) -> str:
         return " ".join(
-            str(one) for one in judge(killed(kills=Kills(1, "/g")), Machine(place=place)).remedies
+            str(one)
+            for one in judge(killed(kills=Kills(1, "/g")), MachineFacts(place=place)).remedies
         )
 
     assert "#SBATCH" in commands("slurm")
@@ -202,7 +204,7 @@ HANGS = stalled("S", "futex_wait_queue", stack='  File "/lib/x.py", line 9 in ge
 
 
 def to_do(evidence: Evidence, run: Run | None) -> str:
-    return "\n".join(map(str, judge(evidence, Machine(), run).remedies))
+    return "\n".join(map(str, judge(evidence, MachineFacts(), run).remedies))
 
 
 def test_remedies_fit_what_the_run_has() -> None:
@@ -226,12 +228,12 @@ def test_remedies_fit_what_the_run_has() -> None:
 
 def test_remedies_are_those_for_the_loader_that_is_used() -> None:
     """To keep batches costs descriptors with torch's loader, and none with holdfast."""
-    full = Evidence(born=False, errno=24)
+    full = Evidence(forked=False, errno=24)
     ours = to_do(full, Run(8, 812))
     assert "clone()" not in ours
     assert "DataLoader(..., num_workers=4)" in ours
     assert "/proc/812/fd" in ours
-    given = {str(one): one.given for one in judge(full, Machine()).remedies}
+    given = {str(one): one.given for one in judge(full, MachineFacts()).remedies}
     assert [kind for told, kind in given.items() if "clone()" in told] == ["torch's loader"]
     assert [kind for told, kind in given.items() if "num_workers" in told] == ["holdfast"]
 

@@ -23,7 +23,7 @@ from tests.support.datasets import Calls, Numbers, Revealing
 from tests.support.errors import outcomes
 from tests.support.fingerprint import fingerprint
 from tests.support.loaders import STOCK, Loader
-from tests.support.processes import alive, eventually
+from tests.support.processes import alive, eventually, kill
 from tests.support.scripts import run_script
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,7 +81,7 @@ def test_a_death_raises_nothing_in_the_users_own_code(holdfast_class: Loader) ->
     iterator = iter(loader)
     got = [next(iterator).tolist()]
     for worker in iterator._workers:
-        os.kill(worker.pid, signal.SIGKILL)
+        kill(worker.pid)
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:
         sum(range(1000))

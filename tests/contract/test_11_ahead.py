@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 import holdfast
 from holdfast.engine import pool
+from tests.support.processes import kill
 
 
 class Counting(Dataset[Any]):
-    """Says how many batches were begun in all."""
+    """Says how many samples were begun in all.
 
-    def __init__(self, begun: Any, length: int = 2000, size: int = 4) -> None:
-        self.begun = begun
+    Each of two workers has a number of its own: a lock that both take would be held for ever by one that is killed
+    while it holds it.
+    """
+
+    def __init__(self, length: int = 2000, size: int = 4) -> None:
+        self.begun = multiprocessing.Array("i", 2, lock=False)
         self.length = length
         self.size = size
 
@@ -27,19 +30,20 @@ class Counting(Dataset[Any]):
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        with self.begun.get_lock():
-            self.begun.value = max(self.begun.value, index + 1)
+        info = get_worker_info()
+        assert info is not None
+        self.begun[info.id] = max(self.begun[info.id], index + 1)
         return torch.full((self.size,), index) + torch.rand(())
 
 
 def most_ahead(monkeypatch: pytest.MonkeyPatch, size: int = 4, **options: Any) -> int:
     """Samples that were begun before the consumer had them, at the most."""
     monkeypatch.setattr(pool, "QUICK", 10.0)  # however slow this machine is
-    begun = multiprocessing.Value("i", 0)
-    loader = holdfast.DataLoader(Counting(begun, size=size), num_workers=2, **options)
+    dataset = Counting(size=size)
+    loader = holdfast.DataLoader(dataset, num_workers=2, **options)
     most = 0
     for number, _ in enumerate(loader):
-        most = max(most, begun.value - number - 1)
+        most = max(most, *(begun - number - 1 for begun in dataset.begun))
         if number == 300:
             break
     loader.close()
@@ -83,14 +87,12 @@ def test_the_stream_is_torchs_also_under_kills(
 
     def stream(loader_class: Any, kills: tuple[int, ...]) -> list[float]:
         torch.manual_seed(7)
-        loader = loader_class(
-            Counting(multiprocessing.Value("i", 0), 600), 2, shuffle=shuffle, num_workers=2
-        )
+        loader = loader_class(Counting(600), 2, shuffle=shuffle, num_workers=2)
         got, iterator = [], iter(loader)
         for number, batch in enumerate(iterator):
             got.append(batch.sum().item())
             if number in kills:
-                os.kill(iterator._workers[number % 2].pid, signal.SIGKILL)
+                kill(iterator._workers[number % 2].pid)
         return got
 
     expected = stream(torch.utils.data.DataLoader, ())

@@ -80,6 +80,7 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
         "worker_memory_limit",
         "name",
         "iterable_recovery",
+        "pin_in_place",
     }
     with pytest.raises(TypeError, match="memory"):
         holdfast_class(Numbers(3), memory="auto")

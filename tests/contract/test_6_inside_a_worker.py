@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
+import multiprocessing.context
 import multiprocessing.util
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tests.support.datasets import Calls, Counting, Numbers, Pids, Revealing, Telling, Unpicklable
 from tests.support.errors import error_of_next
-from tests.support.loaders import Loader
+from tests.support.loaders import STOCK, Loader
 from tests.support.parts import mark
 from tests.support.processes import eventually
 from tests.support.scripts import run_script
@@ -40,8 +44,7 @@ def about_me(index: int) -> dict[str, Any]:
         "id": info.id,
         "num_workers": info.num_workers,
         "seed": info.seed,
-        "rng": info.rng,
-        "method": info.worker_method,
+        "more": {name: getattr(info, name, "nothing") for name in ("rng", "worker_method")},
         "repr": repr(info),
         "type": f"{type(info).__module__}.{type(info).__name__}",
         "initial seed": torch.initial_seed(),
@@ -55,20 +58,26 @@ def about_me(index: int) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def torchs_worker_info() -> dict[str, Any]:
+    """What a worker of the torch that is installed says."""
+    (told,) = STOCK(Calls(1, about_me), batch_size=None, num_workers=1)
+    return told  # type: ignore[no-any-return]
+
+
 @START_METHODS
 def test_get_worker_info_tells_all_that_torchs_tells(loader_class: Loader, context: str) -> None:
     loader = loader_class(
         Calls(2, about_me), batch_size=None, num_workers=2, multiprocessing_context=context
     )
+    expected = torchs_worker_info()
     for worker, told in enumerate(loader):
         assert told["id"] == worker
         assert told["num_workers"] == 2
         assert told["seed"] == told["initial seed"]
-        assert told["rng"] is None
-        assert told["method"] == "multiprocessing"
+        assert told["more"] == expected["more"]  # none of it before torch 2.13
         assert told["type"] == "torch.utils.data._utils.worker.WorkerInfo"
-        for name in ("id=", "num_workers=", "seed=", "dataset=", "rng="):
-            assert name in told["repr"]
+        assert re.findall(r"\w+=", told["repr"]) == re.findall(r"\w+=", expected["repr"])
         assert told["threads"] == 1
         assert told["comm"] == "pt_data_worker"
         assert told["main thread"]
@@ -389,6 +398,22 @@ def test_no_context_means_the_default_start_method_of_that_time(loader_class: Lo
         multiprocessing.set_start_method(before, force=True)
 
 
+def test_where_forkserver_is_the_default_workers_are_started_so(
+    holdfast_class: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Python 3.14, where no program has to ask for it."""
+    default: Any = multiprocessing.context._default_context
+    monkeypatch.setattr(default, "_default_context", multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(default, "_actual_context", None)
+    loader = holdfast_class(Calls(1, start_method_of_me), batch_size=None, num_workers=1)
+    assert list(loader) == ["forkserver"]
+    with (
+        pytest.warns(UserWarning, match="Got pickle error when"),
+        pytest.raises((AttributeError, TypeError, RuntimeError)),
+    ):
+        list(holdfast_class(Unpicklable(2), num_workers=1))
+
+
 @START_METHODS
 def test_a_dataset_may_hold_multiprocessing_locks_and_values(
     loader_class: Loader, context: str
@@ -468,22 +493,30 @@ class WritesAtExit:
     def __call__(self, worker_id: int) -> None:
         finalize = (self.folder / f"finalized {worker_id}").touch
         multiprocessing.util.Finalize(None, finalize, exitpriority=1)
+        atexit.register((self.folder / f"left {worker_id}").touch)
 
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_a_workers_own_cleaning_up_is_run_at_its_end(
     loader_class: Loader, tmp_path: Path, persistent_workers: bool
 ) -> None:
-    """torch ends workers politely so that they can let go of what they hold."""
-    loader = loader_class(
-        Numbers(4),
-        num_workers=2,
-        worker_init_fn=WritesAtExit(tmp_path),
-        persistent_workers=persistent_workers,
-    )
-    list(loader)
-    del loader
-    expected = ["finalized 0", "finalized 1"]
+    """torch ends workers politely so that they can let go of what they hold. Since 3.13 that includes what they have
+    registered with `atexit`; what the trainer has is not theirs."""
+    atexit.register(by_the_trainer := (tmp_path / "trainer").touch)
+    try:
+        loader = loader_class(
+            Numbers(4),
+            num_workers=2,
+            worker_init_fn=WritesAtExit(tmp_path),
+            persistent_workers=persistent_workers,
+        )
+        list(loader)
+        del loader
+    finally:
+        atexit.unregister(by_the_trainer)
+    expected = [f"finalized {worker}" for worker in (0, 1)]
+    if sys.version_info >= (3, 13):
+        expected += [f"left {worker}" for worker in (0, 1)]
     assert eventually(lambda: sorted(file.name for file in tmp_path.iterdir()) == expected)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 from tests.support.datasets import Images, Numbers, Pids, Sleeper, Stream
 from tests.support.errors import error_of_next
-from tests.support.loaders import Loader
+from tests.support.loaders import STOCK, Loader
 from tests.support.processes import alive, children, eventually
 from tests.support.scripts import run_script
 
@@ -114,20 +115,42 @@ def test_a_cycle_with_a_live_iterator_is_collected_without_delay(holdfast_class:
     assert eventually(lambda: children() == before)
 
 
-def test_pin_memory_without_accelerator_warns_and_gives_plain_memory(loader_class: Loader) -> None:
+def told(loader: Any) -> tuple[Any, list[str]]:
+    """The batches of an epoch, or the error that ends it, and what is warned of meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found: Any = list(loader)
+        except Exception as error:
+            found = type(error)
+    return found, [str(one.message) for one in caught if one.category is UserWarning]
+
+
+def test_pin_memory_without_accelerator_warns_as_torch_and_gives_plain_memory(
+    loader_class: Loader,
+) -> None:
+    """torch 2.13 says that there is none; 2.6 says nothing."""
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
     for num_workers in (0, 2):
-        loader = loader_class(Images(4), batch_size=2, num_workers=num_workers, pin_memory=True)
-        with pytest.warns(
-            UserWarning, match="'pin_memory' argument is set as true but no accelerator is found"
-        ):
-            batches = list(loader)
+        arguments: dict[str, Any] = {"num_workers": num_workers, "pin_memory": True}
+        batches, said = told(loader_class(Images(4), batch_size=2, **arguments))
         assert [label.tolist() for _, label in batches] == [[0, 1], [2, 0]]
         assert not any(image.is_pinned() for image, _ in batches)
-    loader = loader_class(Images(2), pin_memory=True, pin_memory_device="cuda")
-    with pytest.warns(UserWarning, match="pin_memory_device is deprecated"):
-        list(loader)
+        assert said == told(STOCK(Images(4), batch_size=2, **arguments))[1]
+
+
+def test_pin_memory_device_says_what_it_says_with_torch(loader_class: Loader) -> None:
+    """2.13 that it is deprecated; 2.6 pins, and raises where that cannot be done."""
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    for asked in (True, False):
+        arguments = {"pin_memory": asked, "pin_memory_device": "cuda"}
+        found, said = told(loader_class(Images(2), **arguments))
+        expected, said_by_torch = told(STOCK(Images(2), **arguments))
+        assert said == said_by_torch
+        assert type(found) is type(expected)
+        assert isinstance(found, list) or found is expected
 
 
 # --- Interpreters that end ------------------------------------------------------------------------
@@ -426,3 +449,18 @@ def test_however_a_script_ends_it_ends_with_all_its_children(
         assert ended.out == ""
         assert text in ended.err
         assert "Exception ignored" not in ended.err
+
+
+def test_python_does_not_warn_of_our_own_threads_when_another_loader_starts_its_workers() -> None:
+    """Python 3.12 and later warn if a process forks that has other threads. A warning is an error here."""
+    ended = run_script(
+        "holdfast",
+        """
+        import threading, warnings
+        from tests.support.datasets import Numbers
+        warnings.simplefilter("error")
+        first, second = (iter(DataLoader(Numbers(4), num_workers=1)) for _ in range(2))
+        print(next(first).item(), next(second).item(), len(threading.enumerate()))
+        """,
+    )
+    assert (ended.code, ended.err, ended.out) == (0, "", "0 0 3\n")

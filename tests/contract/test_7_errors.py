@@ -127,7 +127,7 @@ def test_an_exception_keeps_its_type_and_comes_with_torchs_text(
     assert_torchs_text(error, kind.__name__)
     assert text in str(error)
     assert f"in {fail.__name__}\n" in str(error), "the user's own frames are in the traceback"
-    if which == "holdfast":
+    if which != "stock":
         assert_names_the_place(error)
 
 
@@ -398,7 +398,8 @@ def test_a_key_that_does_not_pickle_is_an_error_and_not_a_hang(holdfast_class: L
             prefetch_factor=prefetch_factor,
         )
         error = error_of(lambda: list(loader))  # noqa: B023
-        assert "pickle" in str(error)
+        # In Python's words: "Can't pickle", or since 3.13 "Can't get local object".
+        assert "KeysThatDoNotPickle.__iter__.<locals>.<lambda>" in str(error)
 
 
 # --- Where else it can go wrong -------------------------------------------------------------------
@@ -412,7 +413,7 @@ def test_an_error_in_getitems_names_the_batch_and_the_worker(
     )
     assert [type(each) for each in found] == [list, list, OneString, list]
     assert "Caught OneString in DataLoader worker process 0." in str(found[2])
-    if which == "holdfast":
+    if which != "stock":
         last = str(found[2]).rsplit("\n", 1)[-1]
         assert re.search(r"\bbatch 2\b", last)
         assert re.search(r"\bworker 0\b", last)
@@ -427,7 +428,7 @@ def test_an_error_in_collate_names_the_batch_and_the_worker(
     )
     assert [type(each) for each in found] == [OneString] * 4 + [list]
     assert "Caught OneString in DataLoader worker process 1." in str(found[3])
-    if which == "holdfast":
+    if which != "stock":
         last = str(found[3]).rsplit("\n", 1)[-1]
         assert re.search(r"\bbatch 3\b", last)
         assert re.search(r"\bworker 1\b", last)
@@ -438,7 +439,7 @@ def test_an_error_of_a_single_unbatched_sample_names_it(loader_class: Loader, wh
     found = outcomes(iter(loader_of(loader_class, faulty.value, batch_size=None)))
     assert [index for index, each in enumerate(found) if isinstance(each, Exception)] == [BAD]
     assert type(found[BAD]) is ValueError
-    if which == "holdfast":
+    if which != "stock":
         last = str(found[BAD]).rsplit("\n", 1)[-1]
         assert re.search(rf"\bsample {BAD}\b", last)
         assert re.search(r"\bworker 1\b", last)
@@ -563,7 +564,7 @@ def test_an_unpicklable_dataset_fails_with_torchs_warning(
         next(iter(loader))
     raised.value.__traceback__ = None
     assert "lambda" in str(raised.value)
-    if which == "holdfast":
+    if which != "stock":
         assert re.search(r"dataset\.transform\.steps\[1\]", str(raised.value)), str(raised.value)
 
 
@@ -619,7 +620,7 @@ def test_a_script_without_main_guard_says_so_and_ends(which_script: str) -> None
     assert ended.code not in (0, None)
     assert "bootstrapping phase" in ended.err
     assert not ended.left
-    if which_script == "holdfast":
+    if which_script != "stock":
         assert ended.out.count("main runs") <= 3, (
             "a worker that cannot start is not started again and again"
         )

@@ -148,7 +148,8 @@ def test_default_collation_in_a_worker_gives_what_it_gives_in_the_main_process(
 def test_where_torch_refuses_in_a_worker_only_so_does_holdfast(holdfast_class: Loader) -> None:
     torchs = collated_in_two_workers(STOCK, SAMPLES["mixed dtypes"])
     ours = collated_in_two_workers(holdfast_class, SAMPLES["mixed dtypes"])
-    assert [sort for sort, _ in torchs] == [TypeError, TypeError, dict]
+    assert all(issubclass(sort, Exception) for sort, _ in torchs[:2])
+    assert torchs[2][0] is dict
     assert [sort for sort, _ in ours] == [sort for sort, _ in torchs]
     for (_, mine), (_, theirs) in zip(ours[:2], torchs[:2], strict=True):
         assert normalised(mine).startswith(normalised(theirs))

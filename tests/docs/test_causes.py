@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from holdfast.autopsy.catalogue import CATALOGUE
-from holdfast.autopsy.pages import differences, main, write
+from holdfast.explain.catalogue_pages import differences, main, write
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "causes"
 

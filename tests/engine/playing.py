@@ -6,13 +6,13 @@ import errno
 from collections import deque
 from typing import Any
 
+from holdfast.engine import events as ev
 from holdfast.engine import machine as m
-from holdfast.engine import vocabulary as v
 from holdfast.engine.seats import SeatState
 
 __all__ = ["UNLIMITED", "Player", "an_exit", "died"]
 
-UNLIMITED = v.RestartPolicy(None, 60.0)
+UNLIMITED = ev.RestartPolicy(None, 60.0)
 
 
 def an_exit(
@@ -25,12 +25,12 @@ def an_exit(
     inherited: bool = False,
     catching_up: bool = False,
     shortage: bool = False,
-) -> v.Exit:
+) -> ev.Exit:
     """A worker that ended by itself, or was killed: in the middle of `sample`, if that is given."""
     kind = "killed" if outside else "stalled" if inherited else "exited"
     task, position = sample or (None, None)
     step = "replay" if catching_up else "idle" if sample is None else "fetch"
-    return v.Exit(
+    return ev.Exit(
         at,
         "start-failed" if shortage else kind,
         signal="SIGKILL" if outside else None,
@@ -51,8 +51,8 @@ def died(
     at: float = 0.0,
     sample: tuple[int, int | None] | None = None,
     **how: Any,
-) -> v.WorkerExited:
-    return v.WorkerExited(worker, generation, an_exit(at, sample, **how))
+) -> ev.WorkerExited:
+    return ev.WorkerExited(worker, generation, an_exit(at, sample, **how))
 
 
 class Player:
@@ -62,48 +62,48 @@ class Player:
         options.setdefault("restarts", UNLIMITED)
         self.machine = m.Machine(workers=workers, prefetch=prefetch, **options)
         self.due = 0
-        self.delivered: deque[v.Delivery | v.End | v.GaveUp] = deque()
-        self.reports: list[v.Report] = []
-        self.forgotten: list[v.Forget] = []
+        self.delivered: deque[ev.Delivery | ev.End | ev.GaveUp] = deque()
+        self.reports: list[ev.Report] = []
+        self.forgotten: list[ev.Forget] = []
 
-    def handle(self, event: v.Event) -> list[v.Action]:
+    def handle(self, event: ev.Event) -> list[ev.Action]:
         """What the workers are to be told."""
-        rest: list[v.Action] = []
+        rest: list[ev.Action] = []
         for action in self.machine.handle(event):
-            if isinstance(action, v.Draw):
+            if isinstance(action, ev.Draw):
                 self.due += action.count
-            elif isinstance(action, v.Deliver):
+            elif isinstance(action, ev.Deliver):
                 self.delivered.append(action.what)
-            elif isinstance(action, v.Report):
+            elif isinstance(action, ev.Report):
                 self.reports.append(action)
-            elif isinstance(action, v.Forget):
+            elif isinstance(action, ev.Forget):
                 self.forgotten.append(action)
             else:
                 rest.append(action)
         return rest
 
-    def begin(self, position: v.Position | None = None) -> list[v.Action]:
-        return self.handle(v.Began(position))
+    def begin(self, position: ev.Position | None = None) -> list[ev.Action]:
+        return self.handle(ev.Began(position))
 
-    def draw(self, index: Any) -> list[v.Action]:
+    def draw(self, index: Any) -> list[ev.Action]:
         self.due -= 1
-        return self.handle(v.Drawn(index))
+        return self.handle(ev.Drawn(index))
 
-    def fill(self, indices: list[Any]) -> list[v.Action]:
+    def fill(self, indices: list[Any]) -> list[ev.Action]:
         """Draw what is due from `indices`; an empty list is a sampler with nothing more."""
-        actions: list[v.Action] = []
+        actions: list[ev.Action] = []
         while self.due > 0:
             if indices:
                 actions += self.draw(indices.pop(0))
             else:
                 self.due -= 1
-                self.handle(v.DRAINED)
+                self.handle(ev.DRAINED)
         return actions
 
-    def take(self) -> v.Delivery | v.End | v.GaveUp | None:
+    def take(self) -> ev.Delivery | ev.End | ev.GaveUp | None:
         """What the consumer gets now; None if it has to wait."""
         if not self.delivered:
-            self.handle(v.ASKED)
+            self.handle(ev.ASKED)
         return self.delivered.popleft() if self.delivered else None
 
     def generation(self, worker: int) -> int:
@@ -116,12 +116,12 @@ class Player:
         return self.machine.deadline()
 
     def on_trial(self, worker: int) -> bool:
-        return self.machine.seats[worker].trial is not None
+        return self.machine.seats[worker].isolation_test is not None
 
     def patience(self, worker: int) -> int:
         """How many times as long as usual it may be silent."""
         return 1 << self.machine.seats[worker].stalls
 
     @property
-    def failure(self) -> v.GaveUp | None:
+    def failure(self) -> ev.GaveUp | None:
         return self.machine.failure

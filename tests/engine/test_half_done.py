@@ -14,8 +14,8 @@ import pytest
 from torch.utils.data import Dataset
 
 import holdfast
-from holdfast.engine import interrupts
-from holdfast.engine import vocabulary as v
+from holdfast.engine import events as ev
+from holdfast.engine import signals
 from holdfast.errors import LoaderClosed
 from holdfast.samples import policy
 from holdfast.samples.quarantine import Quarantine
@@ -27,7 +27,7 @@ class Alarm(Exception):
     """What a signal handler of the user's raises."""
 
 
-@pytest.mark.parametrize("kind", [v.Unpacked, v.Drawn, v.Asked])
+@pytest.mark.parametrize("kind", [ev.Unpacked, ev.Drawn, ev.Asked])
 def test_who_is_interrupted_half_way_is_told_so_and_does_not_wait_for_ever(
     kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +37,7 @@ def test_who_is_interrupted_half_way_is_told_so_and_does_not_wait_for_ever(
         machine = iterator._pool.machine
         decide = machine.handle
 
-        def struck(event: v.Event) -> Any:
+        def struck(event: ev.Event) -> Any:
             actions = decide(event)
             if not isinstance(event, kind) or not here():
                 return actions
@@ -98,7 +98,7 @@ def alarms() -> Iterator[None]:
     """Two handlers that raise: of a signal that we let wait, and of one that we do not expect."""
     before = {one: signal.signal(one, strike) for one in (signal.SIGALRM, signal.SIGPROF)}
     yield
-    interrupts.bring_back()  # should a test have found that they are not
+    signals.restore_handlers()  # should a test have found that they are not
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -134,7 +134,7 @@ def struck_after(function: Callable[..., Any], number: int, *when: int) -> Calla
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize(
-    ("attribute", "how"), [("put_aside", struck_after), ("bring_back", struck_before)]
+    ("attribute", "how"), [("defer_handlers", struck_after), ("restore_handlers", struck_before)]
 )
 def test_handlers_are_never_left_put_aside(
     alarms: None,
@@ -148,7 +148,7 @@ def test_handlers_are_never_left_put_aside(
         with holdfast.DataLoader(range(8), num_workers=1, on_bad_sample=policy) as loader:
             iterator = iter(loader)
             monkeypatch.setattr(
-                interrupts, attribute, how(getattr(interrupts, attribute), signal.SIGPROF, when)
+                signals, attribute, how(getattr(signals, attribute), signal.SIGPROF, when)
             )
             with pytest.raises(Alarm):
                 list(iterator)
@@ -162,8 +162,8 @@ def test_handlers_left_put_aside_come_back_with_the_next_batch(
     """Struck again where we saw to it that they do."""
     with holdfast.DataLoader(range(8), num_workers=1) as loader:
         iterator = iter(loader)
-        struck = struck_before(interrupts.bring_back, signal.SIGPROF, 1, 2)
-        monkeypatch.setattr(interrupts, "bring_back", struck)
+        struck = struck_before(signals.restore_handlers, signal.SIGPROF, 1, 2)
+        monkeypatch.setattr(signals, "restore_handlers", struck)
         with pytest.raises(Alarm):
             next(iterator)
         monkeypatch.undo()
@@ -185,8 +185,8 @@ def test_a_handler_that_raises_before_a_sampler_is_called_costs_nothing(
     for when in range(1, 7):
         with holdfast.DataLoader(range(8), num_workers=1, sampler=Mine()) as loader:
             iterator = iter(loader)
-            struck = struck_after(interrupts.put_aside, signal.SIGALRM, when)
-            monkeypatch.setattr(interrupts, "put_aside", struck)
+            struck = struck_after(signals.defer_handlers, signal.SIGALRM, when)
+            monkeypatch.setattr(signals, "defer_handlers", struck)
             seen: list[int] = []
             with pytest.raises(Alarm):
                 seen.extend(map(int, iterator))

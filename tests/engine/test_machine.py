@@ -16,13 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.engine import events as ev
 from holdfast.engine import machine as m
 from holdfast.engine import restarts as r
-from holdfast.engine import vocabulary as v
 from holdfast.engine.seats import SeatState
 from tests.engine.playing import UNLIMITED, Player, died
 
-LIMITS = v.Limits()
+LIMITS = ev.Limits()
 
 
 class History(RuleBasedStateMachine):
@@ -52,7 +52,7 @@ class History(RuleBasedStateMachine):
         self.now = 0.0
         self.length = length
         self.sizes = sizes
-        self.handed_out: dict[int, v.Task] = {}
+        self.handed_out: dict[int, ev.Task] = {}
         self.budget = budget
         self.cap: int | None = None
         self.alone = False
@@ -70,26 +70,26 @@ class History(RuleBasedStateMachine):
             largest=self.largest,
             may_deepen=True,
         )
-        self.inboxes: dict[int, deque[v.Item]] = {}  # what the living worker has been given
-        self.outboxes: dict[int, deque[v.Event]] = {}  # answered, not yet heard
+        self.inboxes: dict[int, deque[ev.Item]] = {}  # what the living worker has been given
+        self.outboxes: dict[int, deque[ev.Event]] = {}  # answered, not yet heard
         self.generations: dict[int, int] = {}
         self.living: set[int] = set()
         self.heard: dict[int, list[tuple[int, int]]] = {w: [] for w in range(workers)}
         self.frozen: set[int] = set()
         self.acting = False
-        self.caused: deque[v.Event] = deque()
+        self.caused: deque[ev.Event] = deque()
         self.due = 0
-        self.taken: v.Delivery | v.End | v.GaveUp | None = None
+        self.taken: ev.Delivery | ev.End | ev.GaveUp | None = None
         self.sampler = list(range(length))
         self.delivered: list[int] = []
         self.ended = False
         self.room_changes()
-        self.tell(v.Began())
+        self.tell(ev.Began())
         self.draw()
 
     # -- the driver's part ----------------------------------------------------------------
 
-    def tell(self, event: v.Event) -> None:
+    def tell(self, event: ev.Event) -> None:
         """What actions lead to comes after all that were decided with them, as in the driver."""
         self.caused.append(event)
         while self.caused and not self.acting:
@@ -98,16 +98,16 @@ class History(RuleBasedStateMachine):
                 self.carry_out(action)
             self.acting = False
 
-    def carry_out(self, action: v.Action) -> None:
-        if isinstance(action, v.Draw):
+    def carry_out(self, action: ev.Action) -> None:
+        if isinstance(action, ev.Draw):
             self.due += action.count
-        elif isinstance(action, v.Deliver):
+        elif isinstance(action, ev.Deliver):
             assert self.taken is None
             self.taken = action.what
-        elif isinstance(action, v.Report):
+        elif isinstance(action, ev.Report):
             assert action.worker not in self.living
             self.restarted = action.restart
-        elif isinstance(action, v.Start):
+        elif isinstance(action, ev.Start):
             assert action.worker not in self.living, "two at a time"
             assert action.generation > self.generations.get(action.worker, -1)
             self.generations[action.worker] = action.generation
@@ -116,23 +116,23 @@ class History(RuleBasedStateMachine):
             self.outboxes[action.worker] = deque()
             self.frozen.discard(action.worker)
             assert action.answered == len(self.heard[action.worker])
-        elif isinstance(action, v.Dispatch):
+        elif isinstance(action, ev.Dispatch):
             assert action.worker in self.living, "out of date"
             self.inboxes[action.worker].append(action.item)
             # What a replacement is asked for again was handed out when it was thought smaller.
-            if isinstance(action.item, v.Task) and id(action.item) not in self.handed_out:
+            if isinstance(action.item, ev.Task) and id(action.item) not in self.handed_out:
                 self.handed_out[id(action.item)] = action.item
                 self.nothing_too_much_is_handed_out()
-        elif isinstance(action, v.Abandon | v.Kill | v.Dump):
+        elif isinstance(action, ev.Abandon | ev.Kill | ev.Dump):
             assert action.worker in self.living, "out of date"
             assert action.generation == self.generations[action.worker]
-            if isinstance(action, v.Abandon):
+            if isinstance(action, ev.Abandon):
                 self.die(action.worker)
 
     def draw(self) -> None:
         while self.due > 0:
             self.due -= 1
-            self.tell(v.Drawn(self.sampler.pop(0)) if self.sampler else v.DRAINED)
+            self.tell(ev.Drawn(self.sampler.pop(0)) if self.sampler else ev.DRAINED)
 
     def die(self, worker: int, **how: bool) -> None:
         self.hear(worker, len(self.outboxes[worker]))
@@ -144,7 +144,7 @@ class History(RuleBasedStateMachine):
     def hear(self, worker: int, count: int) -> None:
         for _ in range(count):
             event = self.outboxes[worker].popleft()
-            if isinstance(event, v.BatchReady):
+            if isinstance(event, ev.BatchReady):
                 self.heard[worker].append(event.result)
                 if event.nbytes is not None:
                     self.largest = max(self.largest or 0, event.nbytes)
@@ -158,7 +158,7 @@ class History(RuleBasedStateMachine):
             room = min(room, self.cap)
         if room is not None:
             room = 0 if self.alone else room - self.others
-        self.tell(v.RoomChanged(room))
+        self.tell(ev.RoomChanged(room))
 
     def size(self, index: int) -> int:
         return max(1, self.sizes[index % len(self.sizes)])
@@ -169,13 +169,13 @@ class History(RuleBasedStateMachine):
     def outstanding(self) -> int:
         """Tasks of this epoch that no worker has answered."""
         items = [item for seat in self.machine.seats for item in seat.items]
-        return sum(isinstance(item, v.Task) and item.epoch == self.machine.epoch for item in items)
+        return sum(isinstance(item, ev.Task) and item.epoch == self.machine.epoch for item in items)
 
     # -- what can happen ------------------------------------------------------------------
 
     @rule()
     def batches_come_quickly(self) -> None:
-        self.tell(v.HURRIED)
+        self.tell(ev.HURRIED)
         self.draw()
 
     @rule(worker=st.integers(0, 3), items=st.integers(1, 4))
@@ -184,11 +184,11 @@ class History(RuleBasedStateMachine):
             return
         generation = self.generations[worker]
         if worker in self.living and not self.ready(worker):
-            self.tell(v.WorkerReady(worker, generation))
+            self.tell(ev.WorkerReady(worker, generation))
         for _ in range(min(items, len(self.inboxes[worker]))):
             item = self.inboxes[worker].popleft()
-            if isinstance(item, v.Task):
-                event: v.Event = v.BatchReady(
+            if isinstance(item, ev.Task):
+                event: ev.Event = ev.BatchReady(
                     worker,
                     generation,
                     item.number,
@@ -196,7 +196,7 @@ class History(RuleBasedStateMachine):
                     self.sizes[item.index % len(self.sizes)] or None,  # 0: an error
                 )
             else:
-                event = v.Resumed(worker, generation)
+                event = ev.Resumed(worker, generation)
             self.outboxes[worker].append(event)
 
     @rule(worker=st.integers(0, 3), count=st.integers(1, 5))
@@ -209,7 +209,7 @@ class History(RuleBasedStateMachine):
         for one in range(self.machine.workers) if at_once else [worker]:
             if one in self.living:
                 if not self.ready(one):
-                    self.tell(v.WorkerReady(one, self.generations[one]))
+                    self.tell(ev.WorkerReady(one, self.generations[one]))
                 self.die(one)
 
     @rule(worker=st.integers(0, 3))
@@ -221,7 +221,7 @@ class History(RuleBasedStateMachine):
         assert self.machine.failure is None
         state = self.machine.seats[worker].state
         assert (worker in self.living) != (state is SeatState.PAUSED)
-        assert self.restarted is (v.Restart.NOW if worker in self.living else v.Restart.LATER)
+        assert self.restarted is (ev.Restart.NOW if worker in self.living else ev.Restart.LATER)
 
     @rule(worker=st.integers(0, 3))
     def a_start_finds_no_room(self, worker: int) -> None:
@@ -243,8 +243,8 @@ class History(RuleBasedStateMachine):
         if worker >= self.machine.workers or not self.machine.seats[worker].busy:
             return
         if not self.ready(worker):
-            self.tell(v.WorkerReady(worker, self.generations[worker]))
-        self.tell(v.WorkerStalled(worker, self.generations[worker], self.now))
+            self.tell(ev.WorkerReady(worker, self.generations[worker]))
+        self.tell(ev.WorkerStalled(worker, self.generations[worker], self.now))
         assert self.machine.seats[worker].state is SeatState.DUMPING
         self.frozen.add(worker)
         if dies:
@@ -259,9 +259,9 @@ class History(RuleBasedStateMachine):
         self.hear(worker, len(self.outboxes[worker]))
         generation = self.generations[worker]
         before = list(self.machine.restarts.counted)
-        event: v.Event = v.WorkerRetired(worker, generation, self.now)
+        event: ev.Event = ev.WorkerRetired(worker, generation, self.now)
         if astray:
-            event = v.WentAstray(worker, generation, self.now, frozenset({"state"}))
+            event = ev.ResumptionFailed(worker, generation, self.now, frozenset({"state"}))
         self.tell(event)
         self.frozen.add(worker)
         self.die(worker)
@@ -281,12 +281,12 @@ class History(RuleBasedStateMachine):
     def the_consumer_unpacks(self) -> None:
         self.unread = 0 if self.taken is None else self.unread
         if self.taken is None:
-            self.tell(v.UNPACKED)
+            self.tell(ev.UNPACKED)
 
     @rule(seconds=st.floats(0.1, 2.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.tell(v.Ticked(self.now))
+        self.tell(ev.Ticked(self.now))
 
     @rule()
     def a_ghost_speaks(self) -> None:
@@ -295,7 +295,7 @@ class History(RuleBasedStateMachine):
             if generation > 0:
                 before = self.outstanding()
                 assert not self.machine.handle(died(worker, generation - 1, self.now))
-                ready = v.BatchReady(worker, generation - 1, 0, "ghost")
+                ready = ev.BatchReady(worker, generation - 1, 0, "ghost")
                 assert not self.machine.handle(ready)
                 assert self.outstanding() == before
 
@@ -305,16 +305,16 @@ class History(RuleBasedStateMachine):
         """And takes what it gets, now or when it comes by again."""
         if self.taken is None:
             self.unread = 0
-            self.tell(v.ASKED)
+            self.tell(ev.ASKED)
         taken, self.taken = self.taken, None
-        if isinstance(taken, v.Delivery):
+        if isinstance(taken, ev.Delivery):
             epoch, index = taken.result
             assert epoch == self.machine.epoch
             assert index == taken.task.index
             self.unread = self.size(index)
             self.delivered.append(index)
             self.draw()
-        elif taken is v.END:
+        elif taken is ev.END:
             self.ended = True
             assert sorted(self.delivered) == list(range(self.length))
 
@@ -326,7 +326,7 @@ class History(RuleBasedStateMachine):
         self.ended = False
         self.unread = self.due = 0
         self.taken = None
-        self.tell(v.EpochBegan(None))
+        self.tell(ev.EpochBegan(None))
         self.draw()
 
     # -- what must hold -------------------------------------------------------------------
@@ -335,8 +335,8 @@ class History(RuleBasedStateMachine):
         """If all sizes are known: never more in flight than allowed, but for one alone."""
         if self.budget is None or self.largest != max(1, *self.sizes):
             return
-        mine = sum(isinstance(item, v.Task) for seat in self.machine.seats for item in seat.items)
-        mine += sum(task.state is v.TaskState.DONE for task in self.machine._tasks.values())
+        mine = sum(isinstance(item, ev.Task) for seat in self.machine.seats for item in seat.items)
+        mine += sum(task.state is ev.TaskState.DONE for task in self.machine._tasks.values())
         if mine > 1:
             # What was handed out before another loader took more is not taken back.
             assert self.machine.in_flight <= self.budget or self.others
@@ -346,10 +346,10 @@ class History(RuleBasedStateMachine):
         if not hasattr(self, "machine"):
             return
         items = [item for seat in self.machine.seats for item in seat.items]
-        making = sum(isinstance(one, v.Task) for one in items)
-        done = [one for one in self.machine._tasks.values() if one.state is v.TaskState.DONE]
+        making = sum(isinstance(one, ev.Task) for one in items)
+        done = [one for one in self.machine._tasks.values() if one.state is ev.TaskState.DONE]
         unread = self.unread
-        if isinstance(self.taken, v.Delivery):
+        if isinstance(self.taken, ev.Delivery):
             unread = self.size(self.taken.task.index)  # the consumer has not come by yet
         arrived = sum(self.size(task.index) for task in done) + unread
         assert self.machine.largest == self.largest
@@ -420,10 +420,10 @@ def test_a_replacement_is_asked_for_what_was_not_answered_and_nothing_else() -> 
     player = Player(1, 3)
     player.begin()
     player.fill(list(range(3)))
-    player.handle(v.WorkerReady(0, 0))
-    player.handle(v.BatchReady(0, 0, 0, "zero"))
+    player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.BatchReady(0, 0, 0, "zero"))
     start, *dispatched = player.handle(died(0, 0, 1.0))
-    assert start == v.Start(0, 1, answered=1, passed=0, replica=1, exhausted=False)
+    assert start == ev.Start(0, 1, answered=1, epochs_done=0, batches_done=1, exhausted=False)
     assert [action.item.number for action in dispatched] == [1, 2]
 
 
@@ -431,48 +431,48 @@ def test_an_idle_worker_that_dies_is_replaced_because_more_may_come() -> None:
     player = Player(1, 1)
     player.begin()
     player.fill([0])
-    player.handle(v.WorkerReady(0, 0))
-    player.handle(v.BatchReady(0, 0, 0, "zero"))
+    player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.BatchReady(0, 0, 0, "zero"))
     actions = player.handle(died(0, 0, 1.0))
-    assert [type(action) for action in actions] == [v.Start]
+    assert [type(action) for action in actions] == [ev.Start]
 
 
 def test_a_worker_with_nothing_left_to_do_is_not_replaced() -> None:
     player = Player(1, 1)
     player.begin()
     player.fill([0])
-    player.handle(v.WorkerReady(0, 0))
-    player.handle(v.BatchReady(0, 0, 0, "zero"))
-    assert isinstance(player.take(), v.Delivery)
+    player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.BatchReady(0, 0, 0, "zero"))
+    assert isinstance(player.take(), ev.Delivery)
     player.fill([])
     assert player.handle(died(0, 0, 1.0)) == []
-    assert player.take() is v.END
+    assert player.take() is ev.END
 
 
 def test_more_deaths_than_allowed_end_it_after_the_finished_batches_are_delivered() -> None:
-    player = Player(1, 3, restarts=v.RestartPolicy(1, 10.0))
+    player = Player(1, 3, restarts=ev.RestartPolicy(1, 10.0))
     player.begin()
     player.fill([0, 1, 2])
-    player.handle(v.WorkerReady(0, 0))
+    player.handle(ev.WorkerReady(0, 0))
     player.handle(died(0, 0, 1.0))
-    player.handle(v.WorkerReady(0, 1))
-    player.handle(v.BatchReady(0, 1, 0, "zero"))
+    player.handle(ev.WorkerReady(0, 1))
+    player.handle(ev.BatchReady(0, 1, 0, "zero"))
     assert player.handle(died(0, 1, 2.0)) == []
     first = player.take()
-    assert isinstance(first, v.Delivery)
+    assert isinstance(first, ev.Delivery)
     assert first.result == "zero"
     failure = player.take()
-    assert isinstance(failure, v.GaveUp)
+    assert isinstance(failure, ev.GaveUp)
     assert failure.reason == "restart-limit"
     assert len(failure.deaths) == 2
 
 
 def test_deaths_that_are_far_apart_do_not_add_up() -> None:
-    player = Player(1, 1, restarts=v.RestartPolicy(1, 10.0))
+    player = Player(1, 1, restarts=ev.RestartPolicy(1, 10.0))
     player.begin()
     player.fill([0])
     for generation in range(20):
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         assert player.handle(died(0, generation, generation * 11.0))
     assert player.failure is None
 
@@ -485,41 +485,41 @@ def test_a_worker_that_never_gets_ready_is_given_up() -> None:
         assert player.handle(died(0, generation))
     assert player.handle(died(0, LIMITS.failed_starts - 1, 0.0)) == []
     failure = player.take()
-    assert isinstance(failure, v.GaveUp)
+    assert isinstance(failure, ev.GaveUp)
     assert failure.reason == "cannot-start"
 
 
 def test_without_a_limit_a_worker_killed_while_it_starts_is_started_again_after_pauses() -> None:
-    player = Player(1, 1, restarts=v.RestartPolicy(None, 60.0))
+    player = Player(1, 1, restarts=ev.RestartPolicy(None, 60.0))
     player.begin()
     player.fill([0])
     now, pauses = 100.0, []
     assert [type(one) for one in player.handle(died(0, 0, now, outside=True))] == [
-        v.Start,
-        v.Dispatch,
+        ev.Start,
+        ev.Dispatch,
     ]
     for generation in range(1, 1000):
         assert player.handle(died(0, generation, now, outside=True)) == []
         assert player.state(0) is SeatState.PAUSED
         wanted = player.deadline()
         assert wanted is not None
-        assert player.handle(v.Ticked(wanted - 0.01)) == []
-        actions = player.handle(v.Ticked(wanted))
-        assert [type(action) for action in actions] == [v.Start, v.Dispatch]
+        assert player.handle(ev.Ticked(wanted - 0.01)) == []
+        actions = player.handle(ev.Ticked(wanted))
+        assert [type(action) for action in actions] == [ev.Start, ev.Dispatch]
         pauses.append(wanted - now)
         now = wanted
     assert pauses[:8] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5])
     assert pauses[-1] == pytest.approx(LIMITS.longest_pause)
-    player.handle(v.WorkerReady(0, 1000))
-    player.handle(v.BatchReady(0, 1000, 0, "zero"))
+    player.handle(ev.WorkerReady(0, 1000))
+    player.handle(ev.BatchReady(0, 1000, 0, "zero"))
     delivery = player.take()
-    assert isinstance(delivery, v.Delivery)
+    assert isinstance(delivery, ev.Delivery)
     assert delivery.result == "zero"
 
 
 def test_being_killed_while_starting_counts_towards_the_limit_and_is_nothing_else() -> None:
     limit = 30
-    player = Player(1, 1, restarts=v.RestartPolicy(limit, 1000.0))
+    player = Player(1, 1, restarts=ev.RestartPolicy(limit, 1000.0))
     player.begin()
     player.fill([0])
     now = 0.0
@@ -527,9 +527,9 @@ def test_being_killed_while_starting_counts_towards_the_limit_and_is_nothing_els
         assert player.failure is None
         player.handle(died(0, generation, now, outside=True))
         now = player.deadline() or now
-        player.handle(v.Ticked(now))
+        player.handle(ev.Ticked(now))
     failure = player.take()
-    assert isinstance(failure, v.GaveUp)
+    assert isinstance(failure, ev.GaveUp)
     assert failure.reason == "restart-limit"
     assert len(failure.deaths) == limit + 1
 
@@ -542,15 +542,15 @@ def test_who_ends_by_itself_whenever_it_catches_up_is_given_up_and_who_is_killed
     player = Player(1, 1, iterable=True)
     player.begin()
     player.fill([None] * 2)
-    player.handle(v.WorkerReady(0, 0))
-    player.handle(v.BatchReady(0, 0, 0, "zero"))
-    assert isinstance(player.take(), v.Delivery)
+    player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.BatchReady(0, 0, 0, "zero"))
+    assert isinstance(player.take(), ev.Delivery)
     player.fill([None] * 2)
     player.handle(died(0, 0, 0.0, outside=True))
     deaths = 0
     while player.failure is None and deaths < 100:
         generation = player.generation(0)
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         player.handle(died(0, generation, 1.0 + deaths, outside=outside, catching_up=True))
         assert player.state(0) is not SeatState.PAUSED
         deaths += 1
@@ -569,25 +569,25 @@ def test_after_two_stalls_on_a_lock_held_at_the_fork_there_is_another_fork_and_n
     player.begin()
     player.fill([0, 1])
     renewed = []
-    for number in range(2 * r.RENEWALS):
+    for number in range(2 * r.MAX_RENEWALS):
         generation = player.generation(0)
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         actions = player.handle(died(0, generation, float(number), (0, 0), inherited=True))
-        renewed.append([type(one) for one in actions if not isinstance(one, v.Dispatch)])
+        renewed.append([type(one) for one in actions if not isinstance(one, ev.Dispatch)])
         assert not player.on_trial(0)
-    assert renewed == [[v.Start], [v.Renew, v.Start]] * r.RENEWALS
+    assert renewed == [[ev.Start], [ev.RenewNursery, ev.Start]] * r.MAX_RENEWALS
     # It is always held: what happens to those who wait for it is what happens to any that stall.
     for _ in range(2):
         generation = player.generation(0)
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         player.handle(died(0, generation, 99.0, (0, 0), inherited=True))
     delivery = player.take()
-    assert isinstance(delivery, v.Delivery)
-    assert isinstance(delivery.result, v.Poisoned)
+    assert isinstance(delivery, ev.Delivery)
+    assert isinstance(delivery.result, ev.Poisoned)
 
 
 def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
-    player = Player(1, 1, restarts=v.RestartPolicy(None, 60.0))
+    player = Player(1, 1, restarts=ev.RestartPolicy(None, 60.0))
     player.begin()
     player.fill([0])
     now = 0.0
@@ -595,13 +595,13 @@ def test_kills_from_outside_do_not_hide_that_a_worker_cannot_start() -> None:
         assert player.failure is None
         player.handle(died(0, generation, now, outside=generation % 2 == 0))
         now = player.deadline() or now
-        player.handle(v.Ticked(now))
+        player.handle(ev.Ticked(now))
     assert player.failure is not None
     assert player.failure.reason == "cannot-start"
 
 
 def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() -> None:
-    player = Player(1, 1, restarts=v.RestartPolicy(0, 60.0))
+    player = Player(1, 1, restarts=ev.RestartPolicy(0, 60.0))
     player.begin()
     player.fill([0])
     now, pauses = 100.0, []
@@ -609,15 +609,15 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
         assert player.handle(died(0, generation, now, shortage=True)) == []
         wanted = player.deadline()
         assert wanted is not None
-        assert player.handle(v.Ticked(wanted - 0.01)) == []
-        actions = player.handle(v.Ticked(wanted))
-        assert [type(action) for action in actions] == [v.Start, v.Dispatch]
+        assert player.handle(ev.Ticked(wanted - 0.01)) == []
+        actions = player.handle(ev.Ticked(wanted))
+        assert [type(action) for action in actions] == [ev.Start, ev.Dispatch]
         pauses.append(wanted - now)
         now = wanted
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5])
     assert player.handle(died(0, LIMITS.tries - 1, now, shortage=True)) == []
     failure = player.take()
-    assert isinstance(failure, v.GaveUp)
+    assert isinstance(failure, ev.GaveUp)
     assert failure.reason == "shortage"
     assert [death.at for death in failure.deaths][-1] == now
     assert len(failure.deaths) == LIMITS.tries
@@ -627,13 +627,13 @@ def test_a_start_that_finds_no_room_is_tried_after_longer_and_longer_pauses() ->
 def test_a_start_that_fails_again_is_not_told_again_and_what_comes_with_it_is_handed_out() -> None:
     """Another loader has given memory back meanwhile."""
     player = Player(2, 1, largest=10)
-    player.handle(v.RoomChanged(10))
+    player.handle(ev.RoomChanged(10))
     player.begin()
     assert numbers(player.fill([0, 1])) == [0]
     assert player.handle(died(0, 0, 0.0, shortage=True)) == []
     (told,) = player.reports
-    assert (told.outcome, told.restart) == (v.Outcome.TRIED_AGAIN, v.Restart.NO)
-    player.handle(v.Ticked(0.2))
+    assert (told.outcome, told.restart) == (ev.Outcome.TRIED_AGAIN, ev.Restart.NO)
+    player.handle(ev.Ticked(0.2))
     player.machine.room = 20
     assert numbers(player.handle(died(0, 1, 0.2, shortage=True))) == [1]
     assert player.reports == [told]
@@ -644,16 +644,16 @@ def test_others_go_on_while_a_start_waits_and_what_is_due_waits_with_it() -> Non
     player.begin()
     player.fill(indices := [0, 1, 2, 3])
     assert player.handle(died(0, 0, 0.0, shortage=True)) == []
-    player.handle(v.WorkerReady(1, 0))
-    player.handle(v.BatchReady(1, 0, 1, "one"))
+    player.handle(ev.WorkerReady(1, 0))
+    player.handle(ev.BatchReady(1, 0, 1, "one"))
     assert player.take() is None
-    start = player.handle(v.Ticked(0.1))[0]
-    assert start == v.Start(0, 1, 0, 0, 0, False)
-    player.handle(v.WorkerReady(0, 1))
-    player.handle(v.BatchReady(0, 1, 0, "zero"))
+    start = player.handle(ev.Ticked(0.1))[0]
+    assert start == ev.Start(0, 1, 0, 0, 0, False)
+    player.handle(ev.WorkerReady(0, 1))
+    player.handle(ev.BatchReady(0, 1, 0, "zero"))
     for expected in ("zero", "one"):
         delivery = player.take()
-        assert isinstance(delivery, v.Delivery)
+        assert isinstance(delivery, ev.Delivery)
         assert delivery.result == expected
         player.fill(indices)
     player.handle(died(0, 1, 1.0))
@@ -666,9 +666,9 @@ def test_nobody_is_started_later_for_whom_there_is_nothing_left() -> None:
     player.begin()
     player.fill([])
     assert player.handle(died(0, 0, 0.0, shortage=True)) == []
-    assert player.handle(v.Ticked(10.0)) == []
+    assert player.handle(ev.Ticked(10.0)) == []
     assert player.deadline() is None
-    assert player.take() is v.END
+    assert player.take() is ev.END
 
 
 def test_a_sample_that_kills_alone_too_is_named_and_the_rest_goes_on() -> None:
@@ -676,12 +676,12 @@ def test_a_sample_that_kills_alone_too_is_named_and_the_rest_goes_on() -> None:
     player.begin()
     player.fill([10, 11])
     for generation in range(2):
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         actions = player.handle(died(0, generation, 0.0, (0, 3)))
-    assert [a.item.number for a in actions if isinstance(a, v.Dispatch)] == [1]
+    assert [a.item.number for a in actions if isinstance(a, ev.Dispatch)] == [1]
     delivery = player.take()
-    assert isinstance(delivery, v.Delivery)
-    assert isinstance(delivery.result, v.Poisoned)
+    assert isinstance(delivery, ev.Delivery)
+    assert isinstance(delivery.result, ev.Poisoned)
     assert delivery.result.position == 3
     assert len(delivery.result.deaths) == 2
 
@@ -692,11 +692,11 @@ def test_different_samples_are_not_blamed_for_each_other() -> None:
     player.fill([0])
     for number in range(10):
         generation = player.generation(0)
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         assert player.handle(died(0, generation, 0.0, (0, number % 2)))
         if player.on_trial(0):
-            player.handle(v.WorkerReady(0, player.generation(0)))
-            player.handle(v.Survived(0, player.generation(0)))
+            player.handle(ev.WorkerReady(0, player.generation(0)))
+            player.handle(ev.Survived(0, player.generation(0)))
     assert player.take() is None
 
 
@@ -704,26 +704,26 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     player = Player(1, 1)
     player.begin()
     player.fill([0])
-    player.handle(v.WorkerReady(0, 0))
-    assert player.handle(v.WorkerStalled(0, 0, 100.0)) == [v.Dump(0, 0)]
+    player.handle(ev.WorkerReady(0, 0))
+    assert player.handle(ev.WorkerStalled(0, 0, 100.0)) == [ev.Dump(0, 0)]
     assert player.deadline() == 100.0 + LIMITS.kill_after
-    assert player.handle(v.Ticked(100.1)) == []
-    assert player.handle(v.Ticked(100.0 + LIMITS.kill_after)) == [v.Kill(0, 0)]
+    assert player.handle(ev.Ticked(100.1)) == []
+    assert player.handle(ev.Ticked(100.0 + LIMITS.kill_after)) == [ev.Kill(0, 0)]
     killed = 100.0 + LIMITS.kill_after
-    assert player.handle(v.Ticked(killed + 0.5)) == []
-    assert player.handle(v.Ticked(killed + LIMITS.abandon_after)) == [v.Abandon(0, 0)]
+    assert player.handle(ev.Ticked(killed + 0.5)) == []
+    assert player.handle(ev.Ticked(killed + LIMITS.abandon_after)) == [ev.Abandon(0, 0)]
 
 
 def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:
     player = Player(1, 1)
     player.begin()
     player.fill([0])
-    player.handle(v.WorkerReady(0, 0))
+    player.handle(ev.WorkerReady(0, 0))
     assert player.patience(0) == 1
-    player.handle(v.WorkerStalled(0, 0, 1.0))
+    player.handle(ev.WorkerStalled(0, 0, 1.0))
     player.handle(died(0, 0, 1.0))
     assert player.patience(0) == 2
-    player.handle(v.BatchReady(0, 1, 0, "zero"))
+    player.handle(ev.BatchReady(0, 1, 0, "zero"))
     assert player.patience(0) == 1
 
 
@@ -733,13 +733,13 @@ def test_replicas_that_end_drop_out_of_the_turn() -> None:
     endless = [None] * 100
     player.fill(endless)
     for worker in range(2):
-        player.handle(v.WorkerReady(worker, 0))
-    player.handle(v.ReplicaEnded(0, 0, 0))
+        player.handle(ev.WorkerReady(worker, 0))
+    player.handle(ev.ReplicaEnded(0, 0, 0))
     player.fill(endless)
     for number in (1, 3, 4):
-        player.handle(v.BatchReady(1, 0, number, number))
+        player.handle(ev.BatchReady(1, 0, number, number))
     seen = []
-    while isinstance(delivery := player.take(), v.Delivery):
+    while isinstance(delivery := player.take(), ev.Delivery):
         seen.append(delivery.result)
         actions = player.fill(endless)
         assert all(action.worker == 1 for action in actions)
@@ -751,20 +751,20 @@ def test_a_replica_cannot_go_past_a_sample_that_kills() -> None:
     player.begin()
     player.fill([None] * 2)
     for generation in range(2):
-        player.handle(v.WorkerReady(0, generation))
+        player.handle(ev.WorkerReady(0, generation))
         actions = player.handle(died(0, generation, 0.0, (0, 0)))
     assert actions == []
     delivery = player.take()
-    assert isinstance(delivery, v.Delivery)
-    assert isinstance(delivery.result, v.Poisoned)
+    assert isinstance(delivery, ev.Delivery)
+    assert isinstance(delivery.result, ev.Poisoned)
     player.fill([None] * 2)
-    assert player.take() is v.END
+    assert player.take() is ev.END
 
 
-def numbers(actions: list[v.Action]) -> list[int]:
+def numbers(actions: list[ev.Action]) -> list[int]:
     """Of the tasks that are handed out."""
-    items = [action.item for action in actions if isinstance(action, v.Dispatch)]
-    return [item.number for item in items if isinstance(item, v.Task)]
+    items = [action.item for action in actions if isinstance(action, ev.Dispatch)]
+    return [item.number for item in items if isinstance(item, ev.Task)]
 
 
 @pytest.mark.parametrize(("at_first", "at_once"), [("one", 1), ("one-each", 2)])
@@ -773,21 +773,21 @@ def test_an_answer_that_brings_no_batch_says_nothing_of_how_large_they_are(
 ) -> None:
     """It is not known yet: one to see, or one for each worker where no limit was set."""
     player = Player(2, 4, before_sizes_are_known=at_first)
-    player.handle(v.RoomChanged(100))
+    player.handle(ev.RoomChanged(100))
     player.begin()
     indices = list(range(20))
     out = [action.item.number for action in player.fill(indices)]
     assert out == list(range(at_once))
     for worker in range(2):
-        player.handle(v.WorkerReady(worker, 0))
+        player.handle(ev.WorkerReady(worker, 0))
     for number in range(4):
         worker = number % 2
-        out += numbers(player.handle(v.BatchReady(worker, 0, number, "an error")))
-        assert isinstance(player.take(), v.Delivery)
-        out += numbers([*player.handle(v.UNPACKED), *player.fill(indices)])
+        out += numbers(player.handle(ev.BatchReady(worker, 0, number, "an error")))
+        assert isinstance(player.take(), ev.Delivery)
+        out += numbers([*player.handle(ev.UNPACKED), *player.fill(indices)])
         assert player.machine.largest is None
         assert len(out) <= number + 1 + at_once
-    player.handle(v.BatchReady(0, 0, 4, "a batch", 60))
+    player.handle(ev.BatchReady(0, 0, 4, "a batch", 60))
     assert player.machine.largest == 60
 
 
@@ -800,8 +800,8 @@ def test_what_a_batch_costs_does_not_depend_on_the_number_of_workers(in_order: b
 
 def lines_for_a_batch(workers: int, in_order: bool) -> float:
     player = Player(workers, 2, in_order=in_order, largest=1)
-    player.handle(v.RoomChanged(workers))
-    orders: deque[v.Dispatch] = deque()
+    player.handle(ev.RoomChanged(workers))
+    orders: deque[ev.Dispatch] = deque()
     lines = 0
 
     def count(frame: Any, event: str, argument: Any) -> Any:
@@ -809,16 +809,16 @@ def lines_for_a_batch(workers: int, in_order: bool) -> float:
         lines += event == "line" and frame.f_globals["__name__"] == m.__name__
         return count
 
-    def obey(actions: list[v.Action]) -> None:
-        orders.extend(one for one in actions if isinstance(one, v.Dispatch))
+    def obey(actions: list[ev.Action]) -> None:
+        orders.extend(one for one in actions if isinstance(one, ev.Dispatch))
 
     def batch() -> None:
         obey(player.fill([None] * player.due))
-        while not isinstance(player.take(), v.Delivery):
+        while not isinstance(player.take(), ev.Delivery):
             order = orders.popleft()
-            assert isinstance(order.item, v.Task)
-            obey(player.handle(v.BatchReady(order.worker, 0, order.item.number, None, 1)))
-        obey(player.handle(v.UNPACKED))
+            assert isinstance(order.item, ev.Task)
+            obey(player.handle(ev.BatchReady(order.worker, 0, order.item.number, None, 1)))
+        obey(player.handle(ev.UNPACKED))
 
     player.begin()
     for _ in range(2 * workers):
@@ -837,21 +837,21 @@ def hurried(sizes: list[int], workers: int = 2, length: int = 200) -> tuple[list
     """Play a loader whose batches come quickly and have these sizes; what is ahead before each
     batch, and how many are drawn after it."""
     machine = m.Machine(workers=workers, prefetch=2, restarts=UNLIMITED, may_deepen=True)
-    waiting: deque[v.Dispatch] = deque()
+    waiting: deque[ev.Dispatch] = deque()
     sampler = deque(range(length))
     ahead, drawn, due = [], [], 0
 
-    def tell(event: v.Event) -> list[v.Delivery]:
+    def tell(event: ev.Event) -> list[ev.Delivery]:
         nonlocal due
         found = []
         for action in machine.handle(event):
-            if isinstance(action, v.Dispatch):
+            if isinstance(action, ev.Dispatch):
                 waiting.append(action)
-            elif isinstance(action, v.Draw):
+            elif isinstance(action, ev.Draw):
                 due += action.count
-            elif isinstance(action, v.Deliver):
+            elif isinstance(action, ev.Deliver):
                 found.append(action.what)
-        return [one for one in found if isinstance(one, v.Delivery)]
+        return [one for one in found if isinstance(one, ev.Delivery)]
 
     def draw() -> int:
         nonlocal due
@@ -859,27 +859,27 @@ def hurried(sizes: list[int], workers: int = 2, length: int = 200) -> tuple[list
         while due > 0:
             due -= 1
             count += 1
-            tell(v.Drawn(sampler.popleft(), ()) if sampler else v.DRAINED)
+            tell(ev.Drawn(sampler.popleft(), ()) if sampler else ev.DRAINED)
         return count
 
-    tell(v.Began())
+    tell(ev.Began())
     for worker in range(workers):
-        tell(v.WorkerReady(worker, 0))
+        tell(ev.WorkerReady(worker, 0))
     draw()
     for number in range(length):
         ahead.append(len(waiting))
         one = waiting.popleft()
-        assert isinstance(one.item, v.Task)
+        assert isinstance(one.item, ev.Task)
         nbytes = sizes[min(number, len(sizes) - 1)]
-        tell(v.BatchReady(one.worker, 0, one.item.number, None, nbytes))
-        (delivery,) = tell(v.ASKED)
+        tell(ev.BatchReady(one.worker, 0, one.item.number, None, nbytes))
+        (delivery,) = tell(ev.ASKED)
         assert delivery.task.number == number
         if number == 2:
-            tell(v.HURRIED)
+            tell(ev.HURRIED)
         drawn.append(draw())
-    (last,) = machine.handle(v.ASKED)
-    assert isinstance(last, v.Deliver)
-    assert last.what is v.END
+    (last,) = machine.handle(ev.ASKED)
+    assert isinstance(last, ev.Deliver)
+    assert last.what is ev.END
     return ahead, drawn
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine import vocabulary as v
+from holdfast.engine import events as ev
 from tests.engine.playing import Player
 
 Batch = tuple[int, int]
@@ -16,25 +16,25 @@ Batch = tuple[int, int]
 
 def stream(
     player: Player,
-    position: v.Position | None,
+    position: ev.Position | None,
     indices: list[int],
     lengths: list[int] | None,
     order: list[int],
 ) -> list[Batch]:
     """All that is delivered. Workers answer in turns as `order` says, which is to make no
     difference; `lengths` are those of the replicas of a stream."""
-    inboxes: dict[int, deque[v.Task]] = {}
+    inboxes: dict[int, deque[ev.Task]] = {}
     made: dict[int, int] = {}
     seen: list[Batch] = []
 
-    def obey(actions: list[v.Action]) -> None:
+    def obey(actions: list[ev.Action]) -> None:
         for action in actions:
-            if isinstance(action, v.Start):
+            if isinstance(action, ev.Start):
                 inboxes[action.worker] = deque()
-                made[action.worker] = action.replica
-                assert action.answered == action.replica
-            elif isinstance(action, v.Dispatch):
-                assert isinstance(action.item, v.Task)
+                made[action.worker] = action.batches_done
+                assert action.answered == action.batches_done
+            elif isinstance(action, ev.Dispatch):
+                assert isinstance(action.item, ev.Task)
                 inboxes[action.worker].append(action.item)
 
     def work(worker: int) -> None:
@@ -43,28 +43,28 @@ def stream(
         task = inboxes[worker].popleft()
         if lengths is not None and made[worker] >= lengths[worker]:
             inboxes[worker].clear()
-            obey(player.handle(v.ReplicaEnded(worker, 0, task.number)))
+            obey(player.handle(ev.ReplicaEnded(worker, 0, task.number)))
             return
         result = (worker, made[worker] if lengths is not None else task.index)
         made[worker] += 1
-        obey(player.handle(v.BatchReady(worker, 0, task.number, result, 1)))
+        obey(player.handle(ev.BatchReady(worker, 0, task.number, result, 1)))
 
     obey(player.begin(position))
     turns = deque(order)
     while True:
         obey(player.fill(indices) if lengths is None else endless(player))
         taken = player.take()
-        if taken is v.END:
+        if taken is ev.END:
             return seen
-        if isinstance(taken, v.Delivery):
+        if isinstance(taken, ev.Delivery):
             seen.append(taken.result)
             continue
         turns.rotate(-1)
         work(turns[0])
 
 
-def endless(player: Player) -> list[v.Action]:
-    actions: list[v.Action] = []
+def endless(player: Player) -> list[ev.Action]:
+    actions: list[ev.Action] = []
     while player.due > 0:
         actions += player.draw(None)
     return actions
@@ -86,7 +86,7 @@ def test_from_a_position_of_map_style_data_the_rest_comes(
     batches = min(batches, length)
     whole = stream(Player(workers, prefetch), None, list(range(length)), None, order)
     assert [index for _, index in whole] == list(range(length))
-    position = v.Position.after(batches, workers)
+    position = ev.Position.after(batches, workers)
     rest = list(range(batches, length))
     assert stream(Player(workers, prefetch), position, rest, None, order) == whole[batches:]
 
@@ -107,28 +107,28 @@ def test_from_a_position_of_streams_the_rest_comes(
     batches = int(share * len(whole))
     made = [sum(one == worker for one, _ in whole[:batches]) for worker in range(workers)]
     seats = tuple(
-        v.SeatPosition(count, replica=count, ended=count == length and length > 0)
+        ev.SeatPosition(count, batches_done=count, exhausted=count == length and length > 0)
         for count, length in zip(made, lengths, strict=True)
     )
     turn = whole[batches][0] if batches < len(whole) else 0
-    position = v.Position(batches, turn, seats)
+    position = ev.Position(batches, turn, seats)
     rest = stream(Player(workers, prefetch, iterable=True), position, [], lengths, again)
     assert rest == whole[batches:]
 
 
 def test_what_had_ended_is_not_started_unless_another_epoch_may_come() -> None:
-    seats = (v.SeatPosition(3, replica=3, ended=True), v.SeatPosition(3, replica=3))
+    seats = (ev.SeatPosition(3, batches_done=3, exhausted=True), ev.SeatPosition(3, batches_done=3))
     for persistent in (False, True):
         player = Player(2, 2, iterable=True, persistent=persistent)
-        starts = player.begin(v.Position(6, 1, seats))
-        expected = [v.Start(1, 0, 3, 0, 3, False)]
+        starts = player.begin(ev.Position(6, 1, seats))
+        expected = [ev.Start(1, 0, 3, 0, 3, False)]
         if persistent:
-            expected.insert(0, v.Start(0, 0, 3, 0, 3, exhausted=True))
+            expected.insert(0, ev.Start(0, 0, 3, 0, 3, exhausted=True))
         assert starts == expected
-        assert all(one.worker == 1 for one in endless(player) if isinstance(one, v.Dispatch))
+        assert all(one.worker == 1 for one in endless(player) if isinstance(one, ev.Dispatch))
 
 
 def test_a_position_after_some_batches() -> None:
-    found = v.Position.after(7, 3)
+    found = ev.Position.after(7, 3)
     assert (found.number, found.turn) == (7, 1)
     assert [one.answered for one in found.seats] == [3, 2, 2]

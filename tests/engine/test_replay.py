@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import holdfast
+from holdfast.engine import events as ev
 from holdfast.engine import iterator as iterators
-from holdfast.engine import vocabulary as v
 from holdfast.engine.machine import Machine
 from tests.support.processes import eventually
 
@@ -33,9 +33,9 @@ class Recorded(Machine):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.options = options
-        self.history: list[tuple[v.Event, Sequence[v.Action]]] = []
+        self.history: list[tuple[ev.Event, Sequence[ev.Action]]] = []
 
-    def handle(self, event: v.Event) -> Sequence[v.Action]:
+    def handle(self, event: ev.Event) -> Sequence[ev.Action]:
         actions = super().handle(event)
         self.history.append((event, actions))
         return actions
@@ -89,7 +89,7 @@ def kill_some(loader: Any) -> None:
 def kill_the_nursery(loader: Any) -> None:
     iterator = iter(loader)
     next(iterator)
-    os.kill(iterator._pool.holdings.nursery.pid, signal.SIGKILL)
+    os.kill(iterator._pool.driver.resources.nursery.pid, signal.SIGKILL)
     assert eventually(lambda: loader.incidents)  # else all may be made before it is dead
     for _ in iterator:
         pass
@@ -108,32 +108,36 @@ def retire(loader: Any) -> None:
     for number, _ in enumerate(iterator := iter(loader)):
         if number == 3:
             with iterator._pool.lock:
-                assert iterator._pool.crew.relief.wish(0, "retire")
+                assert iterator._pool.driver.urge(0, "retire")
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None], set[type]]] = {
-    "kills": ({"dataset": Sevens()}, kill_some, {v.WorkerExited}),
-    "kills, as it comes": ({"dataset": Sevens(), "in_order": False}, kill_some, {v.WorkerExited}),
-    "a nursery": ({"dataset": Sevens()}, kill_the_nursery, {v.WorkerExited}),
-    "a crash": ({"dataset": Sevens(crash), "on_bad_sample": "skip"}, just_run, {v.WorkerExited}),
-    "an exception": ({"dataset": Sevens(fail), "on_bad_sample": "replace"}, just_run, {v.Unpacked}),
+    "kills": ({"dataset": Sevens()}, kill_some, {ev.WorkerExited}),
+    "kills, as it comes": ({"dataset": Sevens(), "in_order": False}, kill_some, {ev.WorkerExited}),
+    "a nursery": ({"dataset": Sevens()}, kill_the_nursery, {ev.WorkerExited}),
+    "a crash": ({"dataset": Sevens(crash), "on_bad_sample": "skip"}, just_run, {ev.WorkerExited}),
+    "an exception": (
+        {"dataset": Sevens(fail), "on_bad_sample": "replace"},
+        just_run,
+        {ev.Unpacked},
+    ),
     "a stall": (
         {"dataset": Sevens(hang), "on_bad_sample": "skip", "stall_timeout": 0.2},
         just_run,
-        {v.WorkerStalled, v.WorkerExited},
+        {ev.WorkerStalled, ev.WorkerExited},
     ),
     "a budget": (
         {"dataset": Sevens(), "memory_budget": 900, "prefetch_factor": 4},
         kill_some,
-        {v.RoomChanged, v.WorkerExited},
+        {ev.RoomChanged, ev.WorkerExited},
     ),
     "epochs": (
         {"dataset": Sevens(), "persistent_workers": True},
         break_off,
-        {v.EpochBegan, v.Resumed, v.WorkerExited},
+        {ev.EpochBegan, ev.Resumed, ev.WorkerExited},
     ),
-    "a stream": ({"dataset": Stream()}, kill_some, {v.ReplicaEnded, v.WorkerExited}),
-    "a size": ({"dataset": Sevens()}, retire, {v.WorkerRetired, v.WorkerExited}),
+    "a stream": ({"dataset": Stream()}, kill_some, {ev.ReplicaEnded, ev.WorkerExited}),
+    "a size": ({"dataset": Sevens()}, retire, {ev.WorkerRetired, ev.WorkerExited}),
 }
 
 
@@ -153,7 +157,14 @@ def test_a_recorded_history_played_again_gives_the_same_actions(
         play(loader)
     (recorded,) = machines
     told = {type(event) for event, _ in recorded.history}
-    assert {v.Began, v.Drawn, v.Asked, v.WorkerReady, v.BatchReady, v.Stopped} | special <= told
+    assert {
+        ev.Began,
+        ev.Drawn,
+        ev.Asked,
+        ev.WorkerReady,
+        ev.BatchReady,
+        ev.Stopped,
+    } | special <= told
     again = Machine(**recorded.options)
     answers = [again.handle(event) for event, _ in recorded.history]
     assert answers == [actions for _, actions in recorded.history]

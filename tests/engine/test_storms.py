@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine import vocabulary as v
+from holdfast.engine import events as ev
 from holdfast.engine.seats import SeatState
 from tests.engine.playing import Player, died
 
@@ -90,7 +90,7 @@ class World:
             end = min(strike, born + self.age)
             self.now += self.boot + self.jitter * dice.random()
             if self.now < end:
-                player.handle(v.WorkerReady(0, player.generation(0)))
+                player.handle(ev.WorkerReady(0, player.generation(0)))
             blamed, began, own = self._live(player, orders, end, dice, left_out, batches)
             if self.batches >= batches:
                 return
@@ -104,9 +104,9 @@ class World:
             self.now = noticed
             if player.state(0) is SeatState.PAUSED:
                 self.now = player.deadline() or self.now
-                actions += player.handle(v.Ticked(self.now))
+                actions += player.handle(ev.Ticked(self.now))
             for one in actions:
-                if isinstance(one, v.Convict):
+                if isinstance(one, ev.BanSample):
                     self.named = (one.task.number, one.sample)
             self._deliver(player, actions)
             orders = self._orders(actions)
@@ -114,7 +114,7 @@ class World:
     def _live(
         self,
         player: Player,
-        orders: list[v.Item],
+        orders: list[ev.Item],
         end: float,
         dice: random.Random,
         left_out: set[tuple[int, int]],
@@ -123,14 +123,14 @@ class World:
         """Do what is ordered until it dies: at which sample, begun when, and of it?"""
         while orders and self.now < end:
             item = orders[0]
-            on_trial = isinstance(item, v.Trial)
-            task = item.task if isinstance(item, v.Trial) else item
-            assert isinstance(task, v.Task)
-            if isinstance(item, v.Trial):
+            on_trial = isinstance(item, ev.IsolationTest)
+            task = item.task if isinstance(item, ev.IsolationTest) else item
+            assert isinstance(task, ev.Task)
+            if isinstance(item, ev.IsolationTest):
                 self.now += item.pause
                 if self.now >= end:
                     return None, None, False
-            positions = [item.sample] if isinstance(item, v.Trial) else range(SIZE)
+            positions = [item.sample] if isinstance(item, ev.IsolationTest) else range(SIZE)
             for position in positions:
                 began = self.now
                 known = began if on_trial else None
@@ -146,27 +146,27 @@ class World:
             orders.pop(0)
             generation = player.generation(0)
             if on_trial:
-                player.handle(v.Survived(0, generation))
+                player.handle(ev.Survived(0, generation))
             else:
                 self.batches += 1
-                player.handle(v.BatchReady(0, generation, task.number, task.number))
+                player.handle(ev.BatchReady(0, generation, task.number, task.number))
                 if self.batches >= batches:
                     return None, None, False
                 orders += self._deliver(player, [])
         return None, None, False
 
-    def _deliver(self, player: Player, actions: list[v.Action]) -> list[v.Item]:
+    def _deliver(self, player: Player, actions: list[ev.Action]) -> list[ev.Item]:
         taken = player.take()
-        if not isinstance(taken, v.Delivery):
+        if not isinstance(taken, ev.Delivery):
             return []
-        if isinstance(taken.result, v.Poisoned):
+        if isinstance(taken.result, ev.Poisoned):
             self.named = (taken.result.task.number, taken.result.position)
         actions = player.draw(taken.task.number + 1)
         return self._orders(actions)
 
     @staticmethod
-    def _orders(actions: list[v.Action]) -> list[v.Item]:
-        return [one.item for one in actions if isinstance(one, v.Dispatch)]
+    def _orders(actions: list[ev.Action]) -> list[ev.Item]:
+        return [one.item for one in actions if isinstance(one, ev.Dispatch)]
 
 
 PACES = [0.005, 0.04, 0.3, 2.0, 5.0]

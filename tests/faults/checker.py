@@ -29,6 +29,7 @@ from tests.support.fingerprint import fingerprint
 from tests.support.processes import alive, descendants, eventually
 
 DEADLINE = 30.0  # seconds for one next(), on a machine where others work too
+STARTED = 100.0  # seconds until all workers have a pid
 CLOSE_WITHIN = 4.0  # it is 2 s by contract; twice that is no matter of luck
 _FINAL = (RestartLimitExceeded, WorkerStartError, LoaderClosed)
 
@@ -144,7 +145,7 @@ def _run(
                 witness.epoch()
             iterator = iter(loader)
             if epoch == 0 and not stock:
-                history.first_pids = [worker.pid for worker in iterator._workers]
+                history.first_pids = _pids(iterator)
             events: list[Event] = []
             history.epochs.append(events)
             history.finished.append(_epoch(iterator, epoch, events, history, interfere, witness))
@@ -166,6 +167,19 @@ def _run(
             history.close_seconds = time.monotonic() - began
             history.incidents = loader.incidents
             history.restarts = loader.stats()["restarts"]
+
+
+def _pids(iterator: Any) -> list[int | None]:
+    """Of all workers. On a machine where others work too a fresh interpreter may take longer to import torch than the
+    handle of a worker waits for its pid."""
+    pids: list[int | None] = []
+
+    def known() -> bool:
+        pids[:] = [worker.pid for worker in iterator._workers]
+        return None not in pids or iterator._pool.machine.failure is not None
+
+    assert eventually(known, STARTED)
+    return pids
 
 
 def _epoch(

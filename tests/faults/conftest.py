@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.outside import kill
-from tests.support.processes import descendants, eventually
+from tests.support.processes import descendants, eventually, kill
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.support.processes import alive, eventually
+from tests.support.processes import alive, eventually, kill, parent
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -32,29 +30,14 @@ def nursery(iterator: Any) -> int:
     def one_parent_of_ours() -> bool:
         found.clear()
         for pid in pids(iterator):
-            parent = _parent(pid)
-            if parent is None or _parent(parent) != os.getpid():
+            above = parent(pid)
+            if above is None or parent(above) != os.getpid():
                 return False
-            found.add(parent)
+            found.add(above)
         return len(found) == 1
 
     assert eventually(one_parent_of_ours)
     return found.pop()
-
-
-def kill(*victims: int, number: int = signal.SIGKILL) -> None:
-    """Signal processes, but only such as we started: by a pidfd, and after a look at its parents.
-
-    Raises ProcessLookupError for one that is gone, or not (any more) one of ours.
-    """
-    for pid in victims:
-        handle = os.pidfd_open(pid)
-        try:
-            if not _is_ours(pid):
-                raise ProcessLookupError(f"{pid} is no descendant of this process")
-            signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
 
 
 def kill_all(iterator: Any) -> None:
@@ -69,22 +52,6 @@ def kill_all(iterator: Any) -> None:
 def kill_and_see_it_dead(*victims: int) -> None:
     kill(*victims)
     assert eventually(lambda: not any(alive(pid) for pid in victims))
-
-
-def _is_ours(pid: int) -> bool:
-    parent = _parent(pid)
-    while parent is not None and parent > 1:
-        if parent == os.getpid():
-            return True
-        parent = _parent(parent)
-    return False
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(psutil.Process(pid).ppid())
-    except psutil.Error:
-        return None
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import torch.utils.data
 
 import holdfast
 from holdfast import Incident
-from holdfast.engine import silence
-from holdfast.engine.faults import VARIABLE
+from holdfast.engine import stall
 from holdfast.options import RESTARTS_PER_WORKER
+from holdfast.worker.faults import VARIABLE
 from tests.faults import table
 from tests.faults.causes import GRANDCHILDREN, STALLS, end_child_left_behind
 from tests.faults.checker import (
@@ -32,11 +32,10 @@ from tests.faults.checker import (
     seeded,
 )
 from tests.faults.datasets import NO_TRIGGER, Collate, Init, Recipe, Trigger
-from tests.faults.outside import kill
 from tests.faults.table import Case
 from tests.faults.witness import Witness, biting, check_in_flight
 from tests.support.golden import asked_once
-from tests.support.processes import alive, eventually
+from tests.support.processes import alive, eventually, kill
 
 
 def arguments(
@@ -153,7 +152,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
         patch.setenv(GRANDCHILDREN, str(grandchildren))
         if case.breaks.verdict == STALLS and case.at.steps == ("boot",):
             # Importing torch takes its time where it must be done, and two minutes are allowed.
-            patch.setattr(silence, "BOOT_ALLOWANCE", 1.0 if case.method == "fork" else 20.0)
+            patch.setattr(stall, "BOOT_ALLOWANCE", 1.0 if case.method == "fork" else 20.0)
         if case.fault:
             patch.setenv(VARIABLE, case.fault)
         try:
@@ -203,7 +202,7 @@ def _from_outside(case: Case) -> Interfere:
 
 def step(iterator: Any, worker: int) -> str:
     """What a worker says in its black box that it is doing."""
-    return str(iterator._pool.holdings.boxes.note(worker).step)
+    return str(iterator._pool.driver.resources.boxes.note(worker).step)
 
 
 def wait_until_started(iterator: Any) -> None:

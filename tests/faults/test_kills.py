@@ -23,10 +23,10 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
-from holdfast.engine.watch import CLOSED
-from holdfast.loader import REMEMBERED, _note
-from tests.faults.outside import kill
-from tests.support.processes import alive, eventually, open_files
+from holdfast.autopsy.incident import Incident
+from holdfast.engine.background import CLOSED
+from holdfast.runtime import REMEMBERED
+from tests.support.processes import alive, eventually, kill, open_files
 
 pytestmark = [pytest.mark.faults]
 
@@ -108,11 +108,11 @@ class Killer:
     def _run(self) -> None:
         while not self._done.wait(self.pace) and self.left:
             pool = self.pool
-            if pool is None or pool.watch.stage is CLOSED:
+            if pool is None or pool.background.stage is CLOSED:
                 continue
-            victim = self._dice.choice(pool.holdings.places).pid
+            victim = self._dice.choice(pool.driver.resources.slots).pid
             if self._dice.random() < self.nursery:
-                victim = pool.holdings.nursery.pid
+                victim = pool.driver.resources.nursery.pid
             try:
                 if victim is None or not alive(victim):
                     continue
@@ -177,8 +177,11 @@ def test_a_loader_keeps_the_last_thousand_incidents_and_counts_all() -> None:
     loader = holdfast.DataLoader([1, 2], num_workers=1)
     runtime = loader._runtime
     for number in range(REMEMBERED + 500):
-        _note(runtime.incidents, runtime.telling, runtime.stats, None, number)  # type: ignore[arg-type]
-    assert loader.incidents == list(range(500, REMEMBERED + 500))
+        runtime.note(
+            None,
+            Incident("killed", number, 1, "SIGKILL", -9, None, None, None, "idle", "", "", 0.0),
+        )
+    assert [one.worker_id for one in loader.incidents] == list(range(500, REMEMBERED + 500))
     assert loader.stats()["incidents"] == REMEMBERED + 500
 
 

@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
-from holdfast.engine.faults import POINTS
+from holdfast.worker.faults import POINTS
 from tests.faults import table
 from tests.faults.checker import Batch, play, seeded
-from tests.faults.outside import kill, kill_and_see_it_dead, nursery, pids
+from tests.faults.outside import kill_and_see_it_dead, nursery, pids
 from tests.faults.scenario import (
     arguments,
     check,
@@ -29,7 +29,7 @@ from tests.faults.scenario import (
     wait_until_started,
 )
 from tests.faults.table import PHASES, ROWS, Case
-from tests.support.processes import alive, eventually
+from tests.support.processes import alive, eventually, kill
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90, method="thread")]
 

@@ -16,7 +16,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
-from holdfast.engine.channel import Channel, _packets
+from holdfast.processes.channel import Channel, _packets
 from tests.faults.checker import (
     Batch,
     History,
@@ -27,7 +27,7 @@ from tests.faults.checker import (
     seeded,
 )
 from tests.faults.datasets import Recipe
-from tests.faults.outside import kill, kill_all, kill_and_see_it_dead, pids
+from tests.faults.outside import kill_all, kill_and_see_it_dead, pids
 from tests.faults.scenario import (
     arguments,
     golden,
@@ -36,7 +36,7 @@ from tests.faults.scenario import (
     wait_until_started,
 )
 from tests.faults.table import Case
-from tests.support.processes import alive, descendants, eventually
+from tests.support.processes import alive, descendants, eventually, kill
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90, method="thread")]
 

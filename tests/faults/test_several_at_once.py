@@ -20,7 +20,7 @@ from tests.faults.checker import (
     play,
     seeded,
 )
-from tests.faults.outside import frozen, kill, kill_and_see_it_dead, nursery, pids
+from tests.faults.outside import frozen, kill_and_see_it_dead, nursery, pids
 from tests.faults.scenario import (
     arguments,
     budget,
@@ -32,7 +32,7 @@ from tests.faults.scenario import (
     witness_of,
 )
 from tests.faults.table import Case
-from tests.support.processes import alive, eventually
+from tests.support.processes import alive, eventually, kill
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90, method="thread")]
 

@@ -16,10 +16,10 @@ import pytest
 
 import holdfast
 from tests.faults.checker import Batch, Surroundings, recorded_batch, seeded
-from tests.faults.outside import kill, nursery, pids
+from tests.faults.outside import nursery, pids
 from tests.faults.scenario import arguments, golden, step, wait_until_started
 from tests.faults.table import Case
-from tests.support.processes import alive, children, eventually
+from tests.support.processes import alive, children, eventually, kill
 from tests.support.scripts import run_script
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120, method="thread")]

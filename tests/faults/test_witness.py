@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ def test_a_loader_without_a_budget_is_found_out(kind: str, workers: int, tmp_pat
     def interfere(iterator: Any, epoch: int, number: int) -> None:
         if number == 1:
             wait_until_idle(iterator)
-            looks = witness.seen.looks
-            assert eventually(lambda: witness.seen.looks > looks + 1)
+            asked = witness.seen.asked
+            assert eventually(lambda: witness.seen.asked > asked + 1)
 
     history = play(make, interfere=interfere, witness=witness)
     assert history.seen is not None
@@ -46,11 +47,23 @@ def test_a_loader_without_a_budget_is_found_out(kind: str, workers: int, tmp_pat
         check_budget(case, history)
 
 
-def test_a_witness_that_cannot_look_any_more_says_so(tmp_path: Path) -> None:
-    """Else the looks before that would pass for all of the run."""
+def test_a_witness_that_cannot_ask_any_more_says_so(tmp_path: Path) -> None:
+    """Else what was said before that would pass for all of the run."""
     answers = iter([1, 2])
     witness = Witness(tmp_path / "begun", [8], asked=lambda: next(answers))
     with pytest.raises(StopIteration), witness:
         assert eventually(lambda: not witness._thread.is_alive())
-    assert witness.seen.looks == 3
+    assert witness.seen.asked == 3
     assert witness.seen.said == 2
+
+
+def test_the_most_follows_from_the_times(tmp_path: Path) -> None:
+    """Sample 1 begins inside the second call, 2 between two calls, 3 after its batch has come."""
+    file = tmp_path / "begun"
+    witness = Witness(file, [1, 10, 100, 1000])
+    witness._calls = [(1.0, 2.0, ()), (3.0, 4.0, [0]), (5.0, 6.0, [1, 2, 3])]
+    file.write_bytes(struct.pack("dddd", 0.5, 3.5, 4.5, 7.0))
+    witness._add_up()
+    assert (witness.seen.most_inside, witness.seen.most) == (11, 110)
+    assert witness.seen.at_most == {1, 2}
+    assert witness.seen.begun == 4

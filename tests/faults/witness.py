@@ -1,25 +1,31 @@
 """I6: bytes in flight, counted without asking the loader.
 
 A sample is in flight from the moment when a worker begins to make it until the consumer has the
-batch it is in. The dataset notes the first in a file, the player notes the second; the difference,
-in bytes the dataset knows, is looked at all the time by a thread, while the row runs. A batch that
-is redone or replayed after a death is the same samples, and counts once.
+batch it is in. The dataset notes the time of the first in a file, the player notes the second; both
+clocks are the machine's. When an epoch is over, the most that was in flight at any moment follows
+from these times. A batch that is redone or replayed after a death is the same samples, and counts
+from its first beginning.
 
 While the consumer is inside ``next()`` a batch may just have been handed over and not noted yet, so
 there one batch more is allowed. Between two calls nothing is: the player rests there for a moment.
+
+What the loader itself says is asked again and again by a thread.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 REST = 0.002  # seconds between two calls of next()
-EVERY = 0.0002  # seconds between two looks
+EVERY = 0.005  # seconds between two questions to the loader
+_TIME = struct.Struct("d")
 
 
 _files: dict[str, int] = {}
@@ -28,24 +34,28 @@ _files: dict[str, int] = {}
 def be_ready(file: str | None) -> None:
     """In a worker: keep the file open, since some rows leave no descriptor free."""
     if file is not None and file not in _files:
-        _files[file] = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        _files[file] = os.open(file, os.O_RDWR | os.O_CLOEXEC)
 
 
 def begins(file: str | None, number: int) -> None:
     """In a worker: this sample is being made from now on."""
     be_ready(file)
-    if file is not None:
-        os.pwrite(_files[file], b"\1", number)
+    if file is None:
+        return
+    at = number * _TIME.size
+    if not any(os.pread(_files[file], _TIME.size, at)):
+        os.pwrite(_files[file], _TIME.pack(time.monotonic()), at)
 
 
 @dataclass
 class Seen:
-    """The most there was at one time, and how often it was looked."""
+    """The most there was at one time, and how often something began."""
 
     most: int = 0
-    most_inside: int = 0  # while the consumer was inside next(), or just came or went
+    most_inside: int = 0  # while the consumer was inside next()
     at_most: frozenset[int] = frozenset()  # which samples that was
-    looks: int = 0
+    begun: int = 0
+    asked: int = 0
     said: int = 0  # the most that the loader itself said was in flight
 
 
@@ -58,34 +68,31 @@ class Witness:
     without: frozenset[int] = frozenset()  # of a batch that becomes an error, which weighs nothing
     asked: Callable[[], int] | None = None  # what the loader says is in flight
     seen: Seen = field(default_factory=Seen)
-    _got: set[int] = field(default_factory=set)
-    _turn: int = 0  # even between two calls of next()
-    _epoch: int = 0  # odd while one takes over from another
+    _calls: list[tuple[float, float, Collection[int]]] = field(default_factory=list)
+    """Of next(): when it began and ended, and the samples that came of it."""
+    _asks: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event)
-    _failed: BaseException | None = None  # what ended the looking too early
-    # What the last look was at, and what there was: mostly nothing has changed since.
-    _last: tuple[int, int, bytes] | None = None
-    _out: frozenset[int] = frozenset()
-    _now: int = 0
+    _failed: BaseException | None = None  # what ended the asking too early
 
     def __post_init__(self) -> None:
-        self.epoch()
+        self._begin()
         self._thread = threading.Thread(target=self._watch, name="witness")
 
     def epoch(self) -> None:
         """A new one: nothing has begun."""
-        self._epoch += 1
-        self.file.write_bytes(bytes(len(self.sizes)))
-        self._got = set()
-        self._epoch += 1
+        self._add_up()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.file.write_bytes(bytes(_TIME.size * len(self.sizes)))
+        self._calls = []
 
     def asks(self) -> None:
-        self._turn += 1
+        self._asks = time.monotonic()
 
     def got(self, numbers: Collection[int]) -> None:
         """The consumer has these samples."""
-        self._got.update(numbers)
-        self._turn += 1
+        self._calls.append((self._asks, time.monotonic(), numbers))
         time.sleep(REST)
 
     def __enter__(self) -> Witness:
@@ -95,42 +102,50 @@ class Witness:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self._add_up()
         if self._failed is not None:
             raise self._failed
 
     def _watch(self) -> None:
         try:
-            with open(self.file, "rb", buffering=0) as file:
-                while not self._over.wait(EVERY):
-                    self._look(file.fileno())
+            while not self._over.wait(EVERY):
+                if self.asked is not None:
+                    self.seen.asked += 1
+                    self.seen.said = max(self.seen.said, self.asked())
         except BaseException as error:
             self._failed = error  # a witness that fell asleep has seen nothing wrong: tell it
 
-    def _look(self, file: int) -> None:
-        turn, epoch = self._turn, self._epoch
-        begun = os.pread(file, len(self.sizes), 0)
-        looked_at = (epoch, len(self._got), begun)
-        if looked_at != self._last:
-            out = frozenset(number for number, one in enumerate(begun) if one)
-            out -= self._got | self.without
-            if epoch % 2 or epoch != self._epoch:
-                return  # what has begun and who has it were of different epochs
-            self._out, self._now = out, sum(self.sizes[number] for number in out)
-            self._last = looked_at
-        out, now = self._out, self._now
-        seen = self.seen
-        seen.looks += 1
-        if turn % 2 or turn != self._turn:
-            seen.most_inside = max(seen.most_inside, now)
-        elif now > seen.most:
-            seen.most, seen.at_most = now, out
-        if self.asked is not None:
-            seen.said = max(seen.said, self.asked())
+    def _add_up(self) -> None:
+        """What was in flight in the epoch that is over, at each moment when it became more or less."""
+        times = [when for (when,) in _TIME.iter_unpack(self.file.read_bytes())]
+        begun = sorted((when, n) for n, when in enumerate(times) if when and n not in self.without)
+        self.seen.begun += len(begun)
+        # From the end of one call to the end of the next: the rest between them, and the call itself.
+        ends = [(0.0, ()), *((end, numbers) for _, end, numbers in self._calls), (float("inf"), ())]
+        starts = [*(start for start, _, _ in self._calls), float("inf")]
+        out: set[int] = set()
+        got: set[int] = set()
+        for ((_, numbers), (end, _)), start in zip(pairwise(ends), starts, strict=True):
+            got |= set(numbers)
+            out -= got
+            self._weigh(out, inside=False)
+            while begun and begun[0][0] < end:
+                when, number = begun.pop(0)
+                if number not in got:  # one that is made again after it was delivered is no more
+                    out.add(number)
+                self._weigh(out, inside=when >= start)
+
+    def _weigh(self, out: set[int], *, inside: bool) -> None:
+        now = sum(self.sizes[number] for number in out)
+        if inside:
+            self.seen.most_inside = max(self.seen.most_inside, now)
+        elif now > self.seen.most:
+            self.seen.most, self.seen.at_most = now, frozenset(out)
 
 
 def check_in_flight(seen: Seen, *, budget: int, batch: int) -> None:
     """Never above the budget; `batch`: the bytes of one."""
-    assert seen.looks > 0, "I6: nobody looked"
+    assert seen.begun > 0, "I6: nothing has begun"
     allowed = max(budget, batch)  # one alone always passes
     assert seen.most <= allowed, (
         f"I6: {seen.most} bytes were in flight, {budget} are allowed: samples {sorted(seen.at_most)}"

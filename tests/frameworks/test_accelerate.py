@@ -1,5 +1,5 @@
-"""Accelerate makes a torch loader of ours: that it is seen afterwards, and that what we recommend
-against it leaves training as it is."""
+"""Accelerate makes another loader of every loader: of ours it is ours again, and training is the same, bit for bit, when
+workers die. That it was torch's is seen afterwards in the traceback."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.autopsy.catalogue import CATALOGUE
-from holdfast.autopsy.explain import explain
+from holdfast.explain.explanation import explain
 
 pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300, method="thread")]
-
-RECIPE = CATALOGUE["accelerate-rebuild"].remedies[0].command
 
 DEATH = """
 import multiprocessing
@@ -33,13 +30,12 @@ class Data(torch.utils.data.Dataset):
             os.kill(os.getpid(), HOW)
         return torch.tensor(index)
 
-# A batch that nobody has read dies with torch's worker, and then one error interrupts the printing
-# of another. So worker 0 waits until all it has made so far was received.
+# A batch that was not read dies with torch's worker, and then one error interrupts the printing of another. So worker 0
+# waits until all it has made so far was received.
 received = multiprocessing.Event()
 
 accelerator = Accelerator(cpu=True)
-prepared = accelerator.prepare(holdfast.DataLoader(Data(), batch_size=4, num_workers=2))
-RECIPE
+prepared = accelerator.prepare(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2))
 for number, batch in enumerate(prepared):
     if number == 8:
         received.set()
@@ -53,15 +49,15 @@ import signal
 import sys
 from pathlib import Path
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 import holdfast
 
 which, kind, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
 def load(index):
-    if which == "holdfast" and index == 17:
+    if which != "torch" and index == 17:
         try:
-            (folder / "killed").touch(exist_ok=False)
+            (folder / f"killed-{which}").touch(exist_ok=False)
             os.kill(os.getpid(), signal.SIGKILL)
         except FileExistsError:
             pass
@@ -80,18 +76,28 @@ class Stream(torch.utils.data.IterableDataset):
 
 def main():
     torch.manual_seed(3)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=3,
+        dataloader_config=DataLoaderConfiguration(
+            split_batches=kind == "split", dispatch_batches=True if kind == "dispatch" else None
+        ),
+    )
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-    loader_class = torch.utils.data.DataLoader if which == "torch" else holdfast.DataLoader
-    dataset = Map() if kind == "map" else Stream()
-    loader = loader_class(dataset, batch_size=4, shuffle=kind == "map" or None, num_workers=2)
+    dataset = Stream() if kind == "stream" else Map()
+    shuffle = None if kind == "stream" else True
+    arguments = dict(batch_size=4, shuffle=shuffle, num_workers=2)
+    if which == "ours":
+        loader = holdfast.DataLoader(dataset, **arguments, name="train")
+    else:
+        loader = torch.utils.data.DataLoader(dataset, **arguments)
     model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
-    if which == "holdfast":
-        RECIPE
+    del loader
     seen = []
-    for _ in range(2):
-        for inputs, targets in prepared:
+    for epoch in range(2):
+        used = skip_first_batches(prepared, 2) if kind == "skip" and epoch == 0 else prepared
+        for inputs, targets in used:
             with accelerator.accumulate(model):
                 loss = ((model(inputs) - targets) ** 2).mean()
                 accelerator.backward(loss)
@@ -104,10 +110,9 @@ def main():
     (folder / f"learned-{which}-{accelerator.process_index}").write_text(
         f"{len(seen)} batches, {steps} steps, {digest}"
     )
-    if which == "holdfast":
-        (folder / f"deaths-{accelerator.process_index}").write_text(
-            str(len(prepared.base_dataloader.incidents))
-        )
+    if which == "ours":
+        loaders = sorted({one.loader for one in holdfast.incidents()})
+        (folder / f"deaths-{accelerator.process_index}").write_text(" ".join(loaders))
     accelerator.end_training()
 
 if __name__ == "__main__":
@@ -115,26 +120,30 @@ if __name__ == "__main__":
 """
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=250, check=False
-    )
+        [sys.executable, *arguments],
+        capture_output=True, text=True, timeout=250, check=False, cwd=cwd,
+    )  # fmt: skip
 
 
 def training(folder: Path, which: str, kind: str, processes: int) -> list[str]:
     """What each rank has seen and learned."""
-    recipe = RECIPE
-    if kind == "stream":  # as the remedy says in words
-        recipe = recipe.replace(
-            "batch_sampler=base.batch_sampler",
-            "batch_size=base.batch_size, drop_last=base.drop_last",
-        )
-    script = folder / f"train_{which}.py"
-    script.write_text(TRAINING.replace("RECIPE", recipe.replace("\n", "\n        ")))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    ended = python(*(launcher if processes > 1 else []), str(script), which, kind, str(folder))
+    script = folder / "train.py"
+    script.write_text(TRAINING)
+    command = [str(script), which, kind, str(folder)]
+    if processes > 1:
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        command = ["-m", *launcher, *command]
+    if which == "run":
+        command = ["-m", "holdfast", "run", *command]
+    ended = python(*command, cwd=folder)
     assert ended.returncode == 0, ended.stderr
+    assert "Accelerate replaces" not in ended.stderr
     return [path.read_text() for path in sorted(folder.glob(f"learned-{which}-*"))]
+
+
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -142,24 +151,40 @@ def training(folder: Path, which: str, kind: str, processes: int) -> list[str]:
     [
         ("map", 1),
         ("map", 2),
-        pytest.param("stream", 1, marks=pytest.mark.slow),
-        pytest.param("stream", 2, marks=pytest.mark.slow),
+        ("skip", 1),
+        pytest.param("skip", 2, marks=slow),
+        pytest.param("split", 1, marks=slow),
+        pytest.param("split", 2, marks=slow),
+        pytest.param("dispatch", 1, marks=slow),
+        pytest.param("dispatch", 2, marks=slow),
+        pytest.param("stream", 1, marks=slow),
+        pytest.param("stream", 2, marks=slow),
     ],
 )
-def test_with_our_loader_put_back_training_is_the_same_and_survives_a_death(
+def test_with_our_loader_training_is_the_same_and_survives_a_death(
     kind: str, processes: int, tmp_path: Path
 ) -> None:
-    """Batches, optimizer steps at the end of the loader too, and weights, bit for bit."""
+    """Batches, optimizer steps at the end of the loader too, and weights, bit for bit. The loader that Accelerate makes
+    has the name of ours."""
     expected = training(tmp_path, "torch", kind, processes)
     assert len(expected) == processes
-    assert training(tmp_path, "holdfast", kind, processes) == expected
-    deaths = [int(path.read_text()) for path in tmp_path.glob("deaths-*")]
-    assert (len(deaths), sum(deaths)) == (processes, 1)
+    assert training(tmp_path, "ours", kind, processes) == expected
+    deaths = [path.read_text() for path in tmp_path.glob("deaths-*")]
+    assert sorted(deaths) == [""] * (processes - 1) + ["train"]
+
+
+@pytest.mark.parametrize(("kind", "processes"), [("map", 1), pytest.param("map", 2, marks=slow)])
+def test_below_holdfast_run_training_is_the_same_and_survives_a_death(
+    kind: str, processes: int, tmp_path: Path
+) -> None:
+    expected = training(tmp_path, "torch", kind, processes)
+    assert training(tmp_path, "run", kind, processes) == expected
+    assert (tmp_path / "killed-run").exists()
 
 
 @pytest.mark.parametrize("how", ["signal.SIGKILL", "signal.SIGSEGV"])
 def test_a_death_below_prepare_is_told_as_that_of_torchs_worker(how: str) -> None:
-    died = python("-c", "import signal\n" + DEATH.replace("HOW", how).replace("RECIPE", ""))
+    died = python("-c", "import signal\n" + DEATH.replace("HOW", how))
     assert died.returncode != 0
     found = explain(died.stderr)
     assert found.known, died.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -18,8 +16,8 @@ import torch
 import torch.utils.data
 
 from holdfast import DataLoader
-from holdfast.engine.warden import _Told
-from tests.support.processes import eventually
+from holdfast.engine.memory_control import _Warned
+from tests.support.processes import eventually, kill
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.faults]
 
@@ -84,15 +82,15 @@ def numbers(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 
-def streams(loader: Any, epochs: int, kill: bool) -> list[Any]:
+def streams(loader: Any, epochs: int, hurt: bool) -> list[Any]:
     torch.manual_seed(0)
     found: list[Any] = []
     for _ in range(epochs):
         found.append([])
         for number, batch in enumerate(iterator := iter(loader)):
             found[-1].append(numbers(batch))
-            if kill and number == KILL_AT:
-                os.kill(iterator._workers[0].pid, signal.SIGKILL)  # now, and not in a moment
+            if hurt and number == KILL_AT:
+                kill(iterator._workers[0].pid)  # now, and not in a moment
     if type(loader) is torch.utils.data.DataLoader and loader.persistent_workers:
         iterator._shutdown_workers()  # or they would live as long as somebody holds the loader
     return found
@@ -105,9 +103,9 @@ def test_a_kill_in_each_epoch_leaves_a_hugging_face_stream_as_it_was(
 ) -> None:
     make = HUGGING_FACE[name]
     options = {"batch_size": 4, "num_workers": workers}
-    expected = streams(torch.utils.data.DataLoader(make(), **options), 2, kill=False)
+    expected = streams(torch.utils.data.DataLoader(make(), **options), 2, hurt=False)
     loader = DataLoader(make(), **options)
-    assert streams(loader, 2, kill=True) == expected
+    assert streams(loader, 2, hurt=True) == expected
     assert len(loader.incidents) == 2
     shown = None if name == "map-style" else True
     assert [one.exact for one in loader.incidents] == [shown, shown]
@@ -121,10 +119,10 @@ def test_a_kill_in_each_epoch_leaves_a_hugging_face_stream_as_it_was(
 def test_a_kill_leaves_later_epochs_of_persistent_workers_as_they_were(name: str) -> None:
     make = HUGGING_FACE[name]
     options = {"batch_size": 8, "num_workers": 2, "persistent_workers": True}
-    expected = streams(torch.utils.data.DataLoader(make(), **options), 3, kill=False)
+    expected = streams(torch.utils.data.DataLoader(make(), **options), 3, hurt=False)
     loader = DataLoader(make(), **options)
-    assert streams(loader, 1, kill=True) == expected[:1]
-    assert streams(loader, 2, kill=False) == expected[1:]
+    assert streams(loader, 1, hurt=True) == expected[:1]
+    assert streams(loader, 2, hurt=False) == expected[1:]
     loader.close()
     assert [one.exact for one in loader.incidents] == [True]
 
@@ -148,9 +146,9 @@ def and_leak(rows: list[Any]) -> Any:
 def test_a_shuffled_stream_is_the_same_in_workers_that_are_replaced_for_their_size(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned(leak=True))
     options: dict[str, Any] = {"batch_size": 8, "num_workers": workers}
-    expected = streams(torch.utils.data.DataLoader(shuffled(), **options), 1, kill=False)
+    expected = streams(torch.utils.data.DataLoader(shuffled(), **options), 1, hurt=False)
     loader = DataLoader(shuffled(), **options, collate_fn=and_leak, worker_memory_limit="40MiB")
     found = []
     torch.manual_seed(0)
@@ -195,9 +193,9 @@ def test_a_kill_leaves_a_seeded_webdataset_as_it_was(shards: list[str]) -> None:
         return web(shards, lambda one: one.compose(wds.detshuffle(30, seed=42)))
 
     options = {"batch_size": 8, "num_workers": 2}
-    expected = streams(torch.utils.data.DataLoader(make(), **options), 2, kill=False)
+    expected = streams(torch.utils.data.DataLoader(make(), **options), 2, hurt=False)
     loader = DataLoader(make(), **options)
-    assert streams(loader, 2, kill=True) == expected
+    assert streams(loader, 2, hurt=True) == expected
     assert [one.exact for one in loader.incidents] == [True, True]
 
 
@@ -206,7 +204,7 @@ def test_a_kill_in_a_webdataset_shuffled_by_the_time_is_told_with_what_to_do(
 ) -> None:
     with caplog.at_level(logging.WARNING, "holdfast"):
         loader = DataLoader(web(shards, lambda one: one.shuffle(30)), batch_size=8, num_workers=2)
-        (found,) = streams(loader, 1, kill=True)
+        (found,) = streams(loader, 1, hurt=True)
     assert len(found) == SIZE // 8
     (incident,) = loader.incidents
     assert incident.exact is False

@@ -33,7 +33,9 @@ def main() -> None:
     holder = os.fork()
     if holder == 0:
         time.sleep(600)
-    ours = [worker.pid for worker in iterator._workers] + [iterator._pool.holdings.nursery.pid]
+    ours = [worker.pid for worker in iterator._workers] + [
+        iterator._pool.driver.resources.nursery.pid
+    ]
     Path(sys.argv[1]).write_text(json.dumps({"ours": ours, "holder": holder}))
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -91,6 +91,20 @@ def _children(kernel: Any) -> None:
         assert child.status == {"signalled": 9, "exits": 7 << 8, "reaped": None}[how]
         child.close()
         ours.close()
+    for how in ("lives", "exits", "reaped"):
+        pid = os.fork()
+        if pid == 0:
+            if how == "lives":
+                time.sleep(60)
+            os._exit(7)
+        if how == "reaped":
+            os.waitpid(pid, 0)
+        kernel.end_child(pid)
+        try:
+            os.kill(pid, 0)
+            raise AssertionError(f"{pid} is there")
+        except ProcessLookupError:
+            pass
 
 
 def _bell(kernel: Any) -> None:

@@ -148,7 +148,7 @@ ASKED = (
 
 def test_nothing_is_asked_of_the_kernel_elsewhere() -> None:
     # What an interpreter runs before it can import anything of ours; and advice.
-    allowed = {"kernel", "engine/lifeline.py", "autopsy/causes"}
+    allowed = {"kernel", "processes/lifeline.py", "autopsy/causes"}
     found = {
         f"{path.relative_to(SOURCE / 'holdfast')}: {match[0]}"
         for path in (SOURCE / "holdfast").rglob("*.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from holdfast import DataLoader
-from holdfast.engine.faults import VARIABLE
 from holdfast.errors import WorkerStartError
+from holdfast.worker.faults import VARIABLE
 from tests.kernel.rows import ALL_FILTERED, HERE
 from tests.support import warm
-from tests.support.processes import alive, eventually
+from tests.support.processes import alive, eventually, in_session, signal_if
 
 
 @pytest.mark.faults
@@ -30,7 +29,7 @@ def test_the_traceback_of_a_nursery_that_raised_is_the_cause(
     for one in incidents:
         assert (one.cause, one.confidence) == ("nursery-failed", "high")
         assert "RuntimeError: a fault on demand" in one.because[0]
-        assert "in _bear" in one.because[0]
+        assert "in _start_worker" in one.because[0]
         assert "killed" not in one.report()
 
 
@@ -78,4 +77,4 @@ def test_nobody_outlives_a_trainer_without_pidfds_whoever_holds_the_end_of_its_p
         assert eventually(lambda: not any(map(alive, pids["ours"])))
         assert alive(pids["holder"])
     finally:
-        os.kill(pids["holder"], signal.SIGKILL)
+        signal_if(pids["holder"], in_session(process.pid))

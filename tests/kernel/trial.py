@@ -74,6 +74,7 @@ def epochs(method: str, folder: Path) -> dict[str, Any]:
     broken = []
     for number, batch in enumerate(ours):
         if number == 0 and survives:
+            # As another process would: `kill()` of the handle is told apart.
             os.kill(iterator._workers[1].pid, signal.SIGKILL)
         broken.append(digest(batch))
     incidents = [

@@ -7,20 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lifecycle.trainer import Stage, incubator
-from tests.support.warm import Incubator
-
-
-@pytest.fixture(scope="session")
-def incubated() -> Iterator[Incubator]:
-    standing = incubator()
-    yield standing
-    standing.close()
+from tests.lifecycle.trainer import Stage
 
 
 @pytest.fixture
-def stage(tmp_path: Path, incubated: Incubator) -> Iterator[Stage]:
+def stage(tmp_path: Path) -> Iterator[Stage]:
     """Runs scripts as trainers, and kills what is left of them."""
-    stage = Stage(tmp_path, incubated)
+    stage = Stage(tmp_path)
     yield stage
     stage.close()

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from holdfast import DataLoader, LoaderClosed
-from holdfast.engine import registry
+from holdfast.engine import background
 from tests.lifecycle.samples import Numbers
-from tests.support.processes import children, eventually
+from tests.support.processes import children, eventually, kill
 
 pytestmark = [
     pytest.mark.timeout(60, method="thread"),
@@ -116,10 +116,10 @@ def test_next_after_the_end_of_the_epoch_is_the_end_again(persistent: bool) -> N
 def test_the_wait_for_what_does_not_close_is_over_before_two_seconds_are() -> None:
     deadlines: list[float] = []
     never: Any = SimpleNamespace(dismiss=lambda: None, wait_closed=deadlines.append)
-    registry.close_all([never, never], clock=lambda: 0.0)
+    background.close_all([never, never], clock=lambda: 0.0)
     assert len(deadlines) == 2
     assert max(deadlines) <= 1.95  # the rest is for waking up and returning
-    assert registry.END_WITHIN + registry.KILL_WITHIN < registry.CLOSE_WITHIN
+    assert background.END_WITHIN + background.KILL_WITHIN < background.CLOSE_WITHIN
 
 
 def test_closing_from_another_thread_wakes_a_waiting_next(gated: Gated) -> None:
@@ -285,7 +285,7 @@ def test_a_worker_killed_while_its_loader_closes_does_no_harm() -> None:
         iterator = iter(loader)
         next(iterator)
         pid = iterator._workers[1].pid
-        killer = threading.Thread(target=os.kill, args=(pid, 9))
+        killer = threading.Thread(target=kill, args=(pid,))
         killer.start()
         loader.close()
         killer.join()

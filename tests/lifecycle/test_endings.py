@@ -78,7 +78,7 @@ WAYS = {
         iterator = iter(loader)
         next(iterator), next(iterator)
         wait_for_trouble()
-        os.kill(iterator._pool.holdings.nursery.pid, signal.SIGSTOP)
+        os.kill(iterator._pool.driver.resources.nursery.pid, signal.SIGSTOP)
         began = time.monotonic()
         loader.close()
 """,
@@ -297,7 +297,7 @@ def test_nothing_is_left_unclosed_in_development_mode(
             gc.collect()
         loader = DataLoader(Numbers(20), num_workers=1, persistent_workers=True, multiprocessing_context={method!r})
         iterator = iter(loader)
-        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        kill(iterator._workers[0].pid)
         logging.getLogger("holdfast").setLevel(logging.ERROR)
         assert [batch.item() for batch in iterator] == list(range(20))
         mark()

@@ -182,7 +182,7 @@ def test_a_trainer_that_ignores_sigchld_still_gets_its_workers_replaced(stage: S
         loader = DataLoader(Numbers(100), num_workers=2)
         iterator = iter(loader)
         stream = [next(iterator).item()]
-        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        kill(iterator._workers[0].pid)
         stream += [batch.item() for batch in iterator]
         assert stream == list(range(100)), stream
         say("incidents", *[(incident.worker_id, incident.signal) for incident in loader.incidents])
@@ -274,13 +274,13 @@ def test_a_nursery_lets_go_of_what_belongs_to_its_parents_parent() -> None:
     """Or workers of the first trainer would be kept from dying with it by a loader of its child."""
     first = iter(DataLoader(Numbers(20), num_workers=1))
     next(first)
-    line = os.fstat(first._pool.holdings.lifeline._writing)
+    line = os.fstat(first._pool.driver.resources.lifeline._writing)
 
     def holders() -> int:
         """How many processes below this one hold the first loader's line."""
         second = iter(DataLoader(Numbers(20), num_workers=1))
         next(second)
-        nursery = second._pool.holdings.nursery.pid
+        nursery = second._pool.driver.resources.nursery.pid
         found = 0
         for name in os.listdir(f"/proc/{nursery}/fd"):
             path = f"/proc/{nursery}/fd/{name}"

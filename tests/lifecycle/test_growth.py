@@ -12,7 +12,7 @@ import torch
 
 from holdfast import DataLoader
 from tests.lifecycle.samples import Numbers
-from tests.support.processes import eventually, mappings, open_files
+from tests.support.processes import eventually, kill, mappings, open_files
 
 pytestmark = pytest.mark.timeout(300, method="thread")
 
@@ -90,9 +90,7 @@ def test_replaced_workers_add_nothing(deaths: int) -> None:
         def die(times: int) -> None:
             for number in range(times):
                 next(iterator)
-                pid = iterator._workers[number % 2].pid
-                assert pid is not None
-                os.kill(pid, 9)
+                kill(iterator._workers[number % 2].pid)
                 wanted = len(loader.incidents)
                 while len(loader.incidents) == wanted:
                     next(iterator)

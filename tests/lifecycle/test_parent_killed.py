@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.lifecycle.trainer import Stage, Trainer
-from tests.support.processes import eventually
+from tests.support.processes import eventually, kill
 
 pytestmark = pytest.mark.timeout(90, method="thread")
 
@@ -124,12 +124,12 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Troubled("sleep"), num_workers=2))
-        say("nursery", iterator._pool.holdings.nursery.pid)
+        say("nursery", iterator._pool.driver.resources.nursery.pid)
         {WAITING}
         """
     )
     trainer.expect("trouble", times=2)
-    os.kill(int(trainer.expect("nursery")[0]), signal.SIGKILL)
+    kill(int(trainer.expect("nursery")[0]))
     assert_nobody_survives_a_kill(trainer, at_least=0)
 
 
@@ -137,12 +137,12 @@ def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: 
     trainer = stage.start(
         f"""
         iterator = iter(DataLoader(Troubled("sleep"), num_workers=2))
-        say("nursery", iterator._pool.holdings.nursery.pid)
+        say("nursery", iterator._pool.driver.resources.nursery.pid)
         {WAITING}
         """
     )
     trainer.expect("trouble", times=2)
-    os.kill(int(trainer.expect("nursery")[0]), signal.SIGSTOP)
+    kill(int(trainer.expect("nursery")[0]), number=signal.SIGSTOP)
     assert_nobody_survives_a_kill(trainer, at_least=3)
 
 
@@ -176,10 +176,12 @@ def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: St
         """
     )
     (child,) = trainer.expect("forked")
+    handle = os.pidfd_open(int(child))
     try:
         assert_nobody_survives_a_kill(trainer, at_least=3)
     finally:
-        os.kill(int(child), signal.SIGKILL)
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 @pytest.mark.parametrize(

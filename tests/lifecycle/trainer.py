@@ -8,6 +8,7 @@ more still carry its session number. Whatever happens in a test, at its end the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import eventually
-from tests.support.warm import Incubator
+from tests.support.processes import eventually, in_session, signal_if
+from tests.support.texts import without_warnings_of_forks
+from tests.support.warm import TERMINAL, Incubator
 
 ROOT = Path(__file__).parents[2]
 PATHS = (ROOT / "src", ROOT)
@@ -31,6 +33,7 @@ import gc, os, signal, sys, threading, time
 import torch
 from holdfast import DataLoader, LoaderClosed
 from tests.lifecycle.samples import *
+from tests.support.processes import kill
 
 def say(*words):
     os.write(1, " ".join(map(str, words)).encode() + b"\\n")
@@ -139,7 +142,7 @@ class Trainer:
         return found
 
     def errors(self) -> str:
-        return self._err.read_text()
+        return without_warnings_of_forks(self._err.read_text())
 
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self.pidfd, number)
@@ -162,7 +165,7 @@ class Trainer:
         for _ in range(2):
             for pid in [*self.companions(), *self._itself()]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    signal_if(pid, in_session(self.pid))
         eventually(lambda: not self.companions(), 5.0)
         self._status()
         os.close(self.pidfd)
@@ -211,42 +214,40 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
 class Stage:
     """Starts trainers, and ends them all."""
 
-    def __init__(self, folder: Path, incubator: Incubator) -> None:
+    def __init__(self, folder: Path, forked_from: Incubator | None = None) -> None:
+        """`forked_from`: if trainers are to have more than the usual modules."""
         self.folder = folder
-        self._incubator = incubator
+        self._forked_from = forked_from
         self._trainers: list[Trainer] = []
 
-    def start(self, body: str, **environment: str) -> Trainer:
-        """A trainer that runs `body`, forked from the incubator."""
-        script, err = self._write(body)
-        here, out = os.pipe()
-        with err.open("wb") as file:
-            command = self._incubator.start(
-                [str(script)], out=out, err=file.fileno(), env=_environment(environment)
-            )
-        os.close(out)
-        return self._add(Trainer(command.pid, here, err, command.status))
-
-    def start_fresh(
-        self,
-        body: str,
-        *,
-        flags: Sequence[str] = (),
-        before: Sequence[str] = (),
-        terminal: bool = False,
-        **environment: str,
+    def start(
+        self, body: str, *, before: str = "", terminal: bool = False, **environment: str
     ) -> Trainer:
-        """A trainer in an interpreter of its own, with these flags, started by the command `before` if given.
+        """A trainer that runs `body`, forked from the incubator, after the code `before` (see `Incubator.start`).
 
         With `terminal`, a terminal of its own is what it reads from and writes to; `Trainer.type_in` types there.
         """
         script, err = self._write(body)
-        command = [*before, sys.executable, *flags, str(script)]
         here, out = os.openpty() if terminal else os.pipe()
         with err.open("wb") as file:
+            command = (self._forked_from or incubator()).start(
+                [str(script)],
+                out=out,
+                err=file.fileno(),
+                env=_environment(environment),
+                before=TERMINAL if terminal else before,
+            )
+        os.close(out)
+        return self._add(Trainer(command.pid, here, err, command.status))
+
+    def start_fresh(self, body: str, *, flags: Sequence[str] = (), **environment: str) -> Trainer:
+        """A trainer in an interpreter of its own, with these flags."""
+        script, err = self._write(body)
+        here, out = os.pipe()
+        with err.open("wb") as file:
             child = subprocess.Popen(
-                [sys.executable, "-c", _TAKE_TERMINAL, *command] if terminal else command,
-                stdin=out if terminal else subprocess.DEVNULL,
+                [sys.executable, *flags, str(script)],
+                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=file,
                 env=_environment(environment),
@@ -260,8 +261,8 @@ class Stage:
 
         return self._add(Trainer(child.pid, here, err, status))
 
-    def run(self, body: str, *, seconds: float = 30.0, **environment: str) -> Ended:
-        return self.start(body, **environment).wait(seconds)
+    def run(self, body: str, *, seconds: float = 30.0, **how: Any) -> Ended:
+        return self.start(body, **how).wait(seconds)
 
     def run_fresh(self, body: str, *, seconds: float = 60.0, **how: Any) -> Ended:
         return self.start_fresh(body, **how).wait(seconds)
@@ -282,11 +283,13 @@ class Stage:
         return script, self.folder / f"trainer{number}.err"
 
 
-_TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-
-
+@functools.cache
 def incubator() -> Incubator:
     """The process from which trainers are forked. `leaving` is to be imported before torch."""
     return Incubator(
-        "tests.lifecycle.leaving", "holdfast.loader", "tests.lifecycle.samples", path=PATHS
+        "tests.lifecycle.leaving",
+        "holdfast.loader",
+        "tests.lifecycle.samples",
+        "tests.support.processes",
+        path=PATHS,
     )

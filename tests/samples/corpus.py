@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from holdfast.samples.record import error_name
+from holdfast.samples.bad_sample import error_name
 
 LENGTHS = (1, 4, 11, 30, 0.25, 0.5, 0.75, 0.98)  # bytes, or parts of the whole
 GOOD = 6  # of each format

@@ -137,7 +137,7 @@ def test_a_function_that_says_raise_gets_an_error_for_a_known_one_too(tmp_path: 
         Corrupt({3: "raises"}, 8), batch_size=4, num_workers=1, quarantine=path,
         on_bad_sample=lambda bad: "raise",
     )  # fmt: skip
-    with pytest.raises(WorkerError, match=r"sample 3 .* It was known, and was not tried again"):
+    with pytest.raises(WorkerError, match=r"sample 3 .* It was known, and was not loaded again"):
         next(iter(loader))
     loader.close()
 
@@ -301,6 +301,8 @@ def said(loader: Any, epochs: int = 1) -> list[str]:
         for _ in range(epochs):
             for _ in loader:
                 pass
+    # The test process has threads, and says so at every fork.
+    caught = [one for one in caught if "use of fork()" not in str(one.message)]
     assert all(issubclass(one.category, BadSampleWarning) for one in caught)
     assert {Path(one.filename).name for one in caught} <= {"test_loader.py"}
     return [str(one.message) for one in caught]

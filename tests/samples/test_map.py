@@ -22,6 +22,7 @@ from holdfast import BadSample, DataLoader, NoSubstitute, PoisonSample
 from holdfast.options import RESTARTS_PER_WORKER
 from tests.samples.datasets import AtOnce, Caught, Corrupt, Flaky, drawn, misbehave
 from tests.samples.streams import indices, named, ours, rows, seeded, stock
+from tests.support.processes import kill
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")]
 
@@ -154,7 +155,7 @@ def test_all_of_the_first_batch_may_be_bad(workers: int) -> None:
 def test_with_nobody_to_stand_in_it_says_so(workers: int) -> None:
     bad = dict.fromkeys(range(40), "raises")
     loader = DataLoader(Corrupt(bad), batch_size=4, num_workers=workers, on_bad_sample="replace")
-    with pytest.raises(NoSubstitute, match="no good sample was found to stand in for sample 0"):
+    with pytest.raises(NoSubstitute, match="no good sample was found to replace sample 0"):
         next(iter(loader))
     loader.close()
 
@@ -774,10 +775,8 @@ def test_blows_from_outside_change_nothing_and_blame_nobody(policy: str) -> None
     for number, batch in enumerate(iterator):
         stormy.append(rows(batch))
         if number % 3 == 0:
-            pid = iterator._workers[dice.randrange(2)].pid
-            if pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                kill(iterator._workers[dice.randrange(2)].pid)
     loader.close()
     assert [stormy] == calm
     assert named(loader) == expected(bad)
@@ -882,7 +881,7 @@ def test_a_sampler_may_use_its_list_again(policy: Any) -> None:
     batches = iter(loader)
     seen = next(batches).tolist()
     for worker in batches._workers:
-        os.kill(worker.pid, signal.SIGKILL)
+        kill(worker.pid)
     for batch in batches:
         seen += batch.tolist()
     assert seen == list(range(40))

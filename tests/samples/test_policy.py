@@ -115,7 +115,7 @@ def test_a_function_that_returns_nothing_is_told_what_to_return() -> None:
     ],
 )
 def test_how_many_are_too_many(limit: p.Limit, figures: dict[str, Any], stops: bool) -> None:
-    assert (limit.passed(**figures) is not None) == stops
+    assert (limit.exceeded(**figures) is not None) == stops
 
 
 def test_too_many_are_told_by_cause_with_the_first_few() -> None:

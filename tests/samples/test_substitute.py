@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.samples import substitute as s
-from holdfast.samples.substitute import Brief, Drawn
+from holdfast.samples.substitute import BatchHints, Drawn
 
 
 @given(position=st.integers(0, 2**31), number=st.none() | st.integers(0, 2**20))
@@ -41,19 +41,19 @@ def test_who_is_left_out_does_not_change_the_order_of_the_others(
     index = list(range(8))
     candidates = tuple((number, 100 + number) for number in range(s.CANDIDATES))
     some = tuple(one for one in candidates if one[0] not in left_out)
-    full = s.order(Brief({}, candidates, seed), index, position)
-    part = s.order(Brief({}, some, seed), index, position)
+    full = s.order(BatchHints({}, candidates, seed), index, position)
+    part = s.order(BatchHints({}, some, seed), index, position)
     assert part == [one for one in full if one[0] not in left_out]
 
 
 def test_a_sample_does_not_stand_in_for_itself() -> None:
-    brief = Brief({}, ((0, 5), (1, 6)), 1)
+    brief = BatchHints({}, ((0, 5), (1, 6)), 1)
     ranked = s.order(brief, [5, 7, 5, 8], 2)
     assert {key for _, key in ranked} == {6, 7, 8}
 
 
 def test_a_candidate_is_found_by_its_code() -> None:
-    brief = Brief({}, ((3, "x"),), 1)
+    brief = BatchHints({}, ((3, "x"),), 1)
     assert s.sample_of(["a", "b"], brief, s.code(1)) == "b"
     assert s.sample_of(["a", "b"], brief, s.code(1, 3)) == "x"
     assert s.sample_of(["a", "b"], brief, s.code(1, s.CANDIDATES)) == "a"

@@ -9,10 +9,10 @@ shows children of a fork, the second those that have a session of their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.scripts.table import Script
 from tests.support import warm
-from tests.support.processes import eventually
+from tests.support.processes import eventually, signal_if
 
 ROOT = Path(__file__).parents[2]
 MARK = "HOLDFAST_SCRIPT_UNDER_TEST"
@@ -75,10 +75,8 @@ def play(script: Script, loader: str, size: str, folder: Path, seconds: float = 
         eventually(lambda: not _left(run.pid, mark), 3.0)
     left = _left(run.pid, mark)
     for pid in [*left, *(() if ended else (run.pid,))]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        with contextlib.suppress(ProcessLookupError):
+            signal_if(pid, lambda pid: pid == run.pid or pid in _left(run.pid, mark))
     code = run.code()
     said, errors = out_file.read_text(), err_file.read_text()
     if not ended:

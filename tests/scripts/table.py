@@ -35,6 +35,13 @@ class Data(Dataset):
 """
 
 
+OF_A_FORK = (
+    "WHERE: DeprecationWarning: This process (PID) is multi-threaded, use of fork() may lead to deadlocks in the child.",
+    "  pid = os.fork()",
+)
+"""What Python says since 3.12 to a script that forks in a loop over a loader, also over torch's."""
+
+
 @dataclass(frozen=True)
 class Script:
     name: str
@@ -789,6 +796,7 @@ TABLE = (
                 break
         """,
         right=(0, ("1", "11", "12")),  # torch's iterators complain in the child, and kill workers
+        more=OF_A_FORK,
     ),
     Script(
         "commands in the loop",

@@ -79,7 +79,7 @@ last.kept = list(DataLoader(Data(), batch_size=2, num_workers=2))
 last.cycle = [next(iter(DataLoader(Data(), batch_size=2, num_workers=2)))]
 last.cycle.append(last.cycle)
 last.iterator = iter(last.loader)
-last.watch = last.iterator._pool.watch
+last.watch = last.iterator._pool.background
 last.batch = next(last.iterator)
 last.packed = holdfast.PackedList([f"some text {{number}}" for number in range(10_000)])
 last.modules = [module for name, module in sys.modules.items() if name.startswith("holdfast")]

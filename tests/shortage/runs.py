@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.shortage.datasets import KINDS
+from tests.support import warm
 from tests.support.groups import MemoryGroup, memory_group
+from tests.support.processes import kill
 
 SHM = Path("/dev/shm")
 PATIENCE = 90.0
@@ -34,26 +36,22 @@ class Done:
 
 
 def run(command: list[str], group: MemoryGroup) -> Done:
-    """A Python command in that group, to its end. All who were ever in the group are remembered,
-    for what they leave in /dev/shm."""
+    """A Python command in that group, to its end, or until it is killed because it takes too long. All who were ever in
+    the group are remembered, for what they leave in /dev/shm."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        preexec_fn=group.join,
-    )  # fmt: skip
     seen: set[int] = set()
     deadline = time.monotonic() + PATIENCE
-    while True:
-        seen |= group.pids()
-        try:
-            stdout, stderr = process.communicate(timeout=0.02)
-            break
-        except subprocess.TimeoutExpired:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = warm.with_torch().start(
+            command, out=out.fileno(), err=err.fileno(), env=environment, before=group.joining()
+        )
+        while not process.ended(0.02):
+            seen |= group.pids()
             if time.monotonic() > deadline:
-                process.kill()
-                raise
-    return Done(process.returncode, stdout, stderr, group.kills(), _remove_files_of(seen))
+                kill(process.pid)
+        out.seek(0)
+        err.seek(0)
+        return Done(process.code(), out.read(), err.read(), group.kills(), _remove_files_of(seen))
 
 
 def _remove_files_of(pids: set[int]) -> list[str]:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import signal
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -24,13 +23,13 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
 from holdfast.autopsy import logbook
-from holdfast.engine.warden import Warden, _Told
-from holdfast.memory.budget import Budget, Share
-from holdfast.memory.gauge import Reading
-from holdfast.memory.growth import Point
-from holdfast.memory.housekeeping import trim
+from holdfast.engine.memory_control import MemoryController, _Warned
+from holdfast.limits.budget import Budget, Share
+from holdfast.limits.gauge import MemoryReading
+from holdfast.limits.growth import Point
 from holdfast.verbs.incidents import incidents
-from tests.support.processes import eventually
+from holdfast.worker.housekeeping import trim
+from tests.support.processes import eventually, kill
 
 MIB = 1 << 20
 _leaked: list[Any] = []
@@ -123,7 +122,9 @@ def has_recycled(loader: Any) -> bool:
 def test_a_worker_that_grows_is_replaced_and_the_stream_stays(
     kind: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))  # tracing comes below
+    monkeypatch.setattr(
+        "holdfast.engine.memory_control._warned", _Warned(leak=True)
+    )  # tracing comes below
     expected, _ = stream(torch.utils.data.DataLoader, kind())
     found, loader = stream(
         holdfast.DataLoader,
@@ -187,7 +188,7 @@ def test_a_worker_that_copies_what_it_inherited_is_replaced_before_pages_are_wal
 
 
 def test_persistent_workers_are_replaced_over_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned(leak=True))
     options = {"persistent_workers": True, "shuffle": True}
     expected, _ = stream(torch.utils.data.DataLoader, Leaks(), epochs=2, **options)
     found, loader = stream(
@@ -234,6 +235,7 @@ def line_of_the_leak() -> str:
         (LeaksNatively, "raise"),
     ],
 )
+@pytest.mark.usefixtures("few_modules")
 def test_after_a_worker_was_replaced_for_a_leak_a_process_beside_the_workers_names_the_line(
     kind: Any,
     policy: Any,
@@ -241,7 +243,7 @@ def test_after_a_worker_was_replaced_for_a_leak_a_process_beside_the_workers_nam
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
     on_a_busy_machine_too(monkeypatch)
     trim()  # what others have left free here would serve a leak for a while, and nothing would grow
     expected, _ = stream(torch.utils.data.DataLoader, kind())
@@ -269,7 +271,7 @@ def test_after_a_worker_was_replaced_for_a_leak_a_process_beside_the_workers_nam
     assert not [one for one in leak["types"] if "holdfast" in one["name"]], "our own books"
     if kind is LeaksNatively:
         assert leak["native"] == pytest.approx(8 * MIB, rel=0.3)
-        assert "not in Python's books" in told[0]
+        assert "were not allocated by Python" in told[0]
         assert leak["lines"] == []
     else:
         assert leak["lines"][0]["name"] == line_of_the_leak()
@@ -278,14 +280,17 @@ def test_after_a_worker_was_replaced_for_a_leak_a_process_beside_the_workers_nam
         assert leak["containers"][0]["name"] == f"{__name__}._leaked (list of numpy.ndarray)"
 
 
+@pytest.mark.usefixtures("few_modules")
 def test_if_tracing_fails_that_is_told_and_the_run_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(dataset: object) -> None:
         raise ValueError("an unexpected object")
 
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
-    monkeypatch.setattr("holdfast.memory.leaks.look", fail)  # inherited by forked processes
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
+    monkeypatch.setattr(
+        "holdfast.worker.leak_tracer.take_snapshot", fail
+    )  # inherited by forked processes
     on_a_busy_machine_too(monkeypatch)
     expected, _ = stream(torch.utils.data.DataLoader, Leaks())
     with caplog.at_level(logging.WARNING, "holdfast"):
@@ -336,10 +341,11 @@ def has_left_a_note(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.suffix != ".new"]
 
 
+@pytest.mark.usefixtures("few_modules")
 def test_only_the_probe_is_traced_and_it_is_the_last_to_run_and_the_first_to_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
     with caplog.at_level(logging.WARNING, "holdfast"):
         _, loader = stream(
             holdfast.DataLoader,
@@ -361,7 +367,7 @@ def test_whatever_ends_the_probe_is_no_incident(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is left of it (see conftest), also if it hangs when the loader is closed."""
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
     on_a_busy_machine_too(monkeypatch)
     ended: list[int] = []
 
@@ -370,7 +376,7 @@ def test_whatever_ends_the_probe_is_no_incident(
         if end == "killed":
             for pid in pids:
                 if pid not in ended:
-                    os.kill(pid, signal.SIGKILL)  # a child of the nursery, until it has told of it
+                    kill(pid)
                     ended.append(pid)
         return has_recycled(loader) and bool(pids)
 
@@ -410,8 +416,8 @@ def _caches(n: int) -> Point:
 def test_no_leak_is_looked_for_where_a_worker_grows_by_a_cache_or_by_copying(
     grows: Callable[[int], Point], is_traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
-    mind = Warden(Share(Budget(None)), 1 << 30, 2)
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
+    mind = MemoryController(Share(Budget(None)), 1 << 30, 2)
     for n in range(20):
         mind.measured(0, grows(n))
     assert (mind.retired(0) is not None) is is_traced
@@ -429,9 +435,9 @@ def test_no_leak_is_looked_for_where_a_worker_grows_by_a_cache_or_by_copying(
 def test_a_leak_is_looked_for_as_long_as_there_is_room(
     free: int | None, search: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
-    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(1 << 41, free))
-    mind = Warden(Share(Budget(None)), 1 << 30, 2)
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
+    monkeypatch.setattr("holdfast.limits.gauge.read", lambda roots: MemoryReading(1 << 41, free))
+    mind = MemoryController(Share(Budget(None)), 1 << 30, 2)
     for n in range(20):
         mind.measured(0, Point(float(n), 4 * n, n << 23, n << 23, 0, 1000 + 9 * n, 0))
     for _ in range(3):
@@ -443,8 +449,10 @@ def test_a_leak_is_looked_for_as_long_as_there_is_room(
 def test_growth_is_said_once_and_not_in_every_epoch(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))  # nobody is traced
-    monkeypatch.setattr("holdfast.memory.growth.WORSE", 1e9)  # however busy the machine is
+    monkeypatch.setattr(
+        "holdfast.engine.memory_control._warned", _Warned(leak=True)
+    )  # nobody is traced
+    monkeypatch.setattr("holdfast.limits.growth.WORSE", 1e9)  # however busy the machine is
     _, loader = stream(
         holdfast.DataLoader, Leaks(), epochs=3, worker_memory_limit="60MiB", logbook=tmp_path
     )
@@ -477,7 +485,7 @@ def eat(worker: int) -> None:
 def test_what_is_too_large_from_the_start_is_told_and_not_replaced_for_ever(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told())
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
     with caplog.at_level(logging.WARNING, "holdfast"):
         loader = holdfast.DataLoader(
             Heavy(), num_workers=2, worker_init_fn=eat, worker_memory_limit="50MiB"
@@ -597,7 +605,7 @@ def test_a_batch_that_is_larger_than_the_budget_passes_alone() -> None:
 def test_two_loaders_with_a_full_budget_do_not_wait_for_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.memory.budget._for_all", holdfast.memory.budget.Budget(MIB))
+    monkeypatch.setattr("holdfast.limits.budget._for_all", holdfast.limits.budget.Budget(MIB))
     one, other = (holdfast.DataLoader(Megabytes(), num_workers=2) for _ in range(2))
     pairs = [(int(a[0, 0]), int(b[0, 0])) for a, b in zip(one, other, strict=True)]
     assert pairs == [(n, n) for n in range(40)]
@@ -620,15 +628,17 @@ def test_small_batches_are_prefetched_as_ever() -> None:
 def resident(loader: Any) -> int:
     """Bytes of memory behind the arenas."""
     (pool,) = loader._runtime.pools()
-    return sum(os.fstat(place.arena).st_blocks * 512 for place in pool.holdings.places)
+    return sum(os.fstat(place.arena).st_blocks * 512 for place in pool.driver.resources.slots)
 
 
 def test_workers_without_anything_to_do_give_back_what_they_do_not_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Two thirds are in use: no pressure, and it is looked at a few times a second.
-    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(15 << 30, 5 << 30))
-    monkeypatch.setattr("holdfast.engine.relief.TIDY_AFTER", 0.2)
+    monkeypatch.setattr(
+        "holdfast.limits.gauge.read", lambda roots: MemoryReading(15 << 30, 5 << 30)
+    )
+    monkeypatch.setattr("holdfast.engine.upkeep.IDLE_SECONDS", 0.2)
     loader = holdfast.DataLoader(
         Megabytes(4), num_workers=2, prefetch_factor=4, persistent_workers=True
     )
@@ -646,8 +656,10 @@ def test_under_pressure_what_lies_free_is_given_back_without_waiting_for_the_con
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readings = {"free": 5 << 30}
-    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, **readings))
-    monkeypatch.setattr("holdfast.engine.relief.TIDY_AFTER", 1e9)
+    monkeypatch.setattr(
+        "holdfast.limits.gauge.read", lambda roots: MemoryReading(16 << 30, **readings)
+    )
+    monkeypatch.setattr("holdfast.engine.upkeep.IDLE_SECONDS", 1e9)
     batches = iter(loader := holdfast.DataLoader(Megabytes(8), num_workers=2))
     kept = [next(batches) for _ in range(20)]
     found = [int(batch[0, 0]) for batch in kept]
@@ -680,7 +692,7 @@ def test_a_worker_that_is_to_go_does_not_finish_all_that_it_was_asked_for_before
     loader, batches = next(found)
     got = [next(found)]
     with batches._pool.lock:
-        batches._pool.crew.relief.wish(0, "retire")
+        batches._pool.driver.urge(0, "retire")
     while not loader.stats()["recycled"]:
         got.append(next(found))
     assert len(got) < 15, "thirty were ordered"
@@ -703,14 +715,16 @@ def test_a_wish_that_is_heard_after_the_last_order_does_not_wait_for_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Or an order to give back memory would wake it.
-    monkeypatch.setattr("holdfast.engine.relief.TIDY_AFTER", 1e9)
-    monkeypatch.setattr("holdfast.memory.gauge.read", lambda roots: Reading(16 << 30, 15 << 30))
+    monkeypatch.setattr("holdfast.engine.upkeep.IDLE_SECONDS", 1e9)
+    monkeypatch.setattr(
+        "holdfast.limits.gauge.read", lambda roots: MemoryReading(16 << 30, 15 << 30)
+    )
     loader = holdfast.DataLoader(SaysWhenItBegins(tmp_path), num_workers=1, prefetch_factor=1)
     batches = iter(loader)
     assert int(next(batches)) == 0
     assert eventually(lambda: (tmp_path / "1").exists())
     with batches._pool.lock:
-        assert batches._pool.crew.relief.wish(0, "retire")
+        assert batches._pool.driver.urge(0, "retire")
     assert eventually(lambda: loader.stats()["recycled"] == 1), "without a next() in between"
     assert int(next(batches)) == 1
     loader.close()

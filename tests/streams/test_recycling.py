@@ -20,8 +20,8 @@ import torch
 import torch.utils.data
 
 from holdfast import DataLoader
-from holdfast.engine.warden import _Told
-from holdfast.memory.housekeeping import trim
+from holdfast.engine.memory_control import _Warned
+from holdfast.worker.housekeeping import trim
 from tests.streams.datasets import SIZE, ByTime, Honest, Kept, OmitsItsBuffer, Plain, mine
 from tests.streams.test_taking_up import stock
 from tests.support.processes import eventually
@@ -69,7 +69,7 @@ def the_heap_ends_where_it_is_used() -> None:
 
 @pytest.fixture(autouse=True)
 def nobody_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.warden._told", _Told(leak=True))
+    monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned(leak=True))
 
 
 def rows(loader: Any, epochs: int, wait_for: Callable[[int], bool]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from holdfast import DataLoader, StreamLost
 from holdfast.autopsy import logbook
 from holdfast.engine.continuation import ATTEMPTS
-from holdfast.engine.faults import POINTS
+from holdfast.worker.faults import POINTS
 from tests.streams.datasets import (
     SIZE,
     ByTime,
@@ -35,7 +34,7 @@ from tests.streams.datasets import (
     StateRaises,
 )
 from tests.support.golden import asked_once
-from tests.support.processes import eventually
+from tests.support.processes import eventually, kill
 
 pytestmark = pytest.mark.faults
 
@@ -328,12 +327,12 @@ def test_a_pipe_whose_epoch_was_left_is_drawn_again_with_the_seed_of_that_epoch(
                 found[-1].append(batch.tolist())
                 if number == stop:
                     if hurt:
-                        os.kill(iterator._workers[0].pid, signal.SIGSTOP)  # nothing more of it
+                        kill(iterator._workers[0].pid, number=signal.SIGSTOP)  # nothing more of it
                     break
             if hurt and stop is not None:
                 victim = iterator._workers[0].pid
                 second = iter(loader)  # its seed is another
-                os.kill(victim, signal.SIGKILL)
+                kill(victim)
                 found.append([batch.tolist() for batch in second])
                 break
         return found
@@ -376,7 +375,7 @@ def test_between_epochs_nothing_is_claimed(make: Any, monkeypatch: pytest.Monkey
     assert streams(loader, 2) == expected
     (incident,) = loader.incidents
     assert incident.exact is None
-    assert "nothing of this epoch had been delivered by this worker" in incident.action
+    assert "this worker had delivered nothing of this epoch" in incident.action
 
 
 @pytest.mark.parametrize("make", [Honest, CountsEpochs, Kept])
@@ -470,12 +469,17 @@ def test_the_option_is_an_attribute_that_can_be_assigned(monkeypatch: pytest.Mon
 def test_a_stream_that_cannot_be_taken_up_is_not_said_to_be(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The error comes in place of the first batch that is not there when the worker dies: it is given batch 6 when the
+    consumer has three, and the other worker may not have made those between."""
+    (expected,) = stock(Plain(), **TWO)
     monkeypatch.setenv("HOLDFAST_FAULTS", "before-fetch:SIGKILL@task=6")
     loader = DataLoader(Plain(), **TWO, iterable_recovery="state")
+    torch.manual_seed(3)
     seen = []
     with pytest.raises(StreamLost, match="continues a stream from its state only") as caught:
         seen.extend(batch.tolist() for batch in loader)
-    assert len(seen) == 6
+    assert seen == expected[: len(seen)]
+    assert 3 <= len(seen) <= 6
     advice = str(caught.value).split("What to do:\n")[1]
     assert 'iterable_recovery="auto"' in advice
     assert 'iterable_recovery="state"' not in advice
@@ -544,7 +548,7 @@ def test_a_length_that_promised_too_much_without_a_death_proves_nothing(persiste
     assert len(list(loader)) == SIZE // 3
     iterator = iter(loader)
     next(iterator)
-    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    kill(iterator._workers[0].pid)
     assert 1 + len(list(iterator)) == SIZE // 3
     assert len(loader.incidents) == 1
     loader.close()

@@ -1,90 +1,149 @@
 """Workers without processes, on a clock that is moved by hand: deterministic, and in microseconds.
 
-A fake worker takes a while to start and a while for each item. What goes wrong with it is said by
-the test: it may find no room, hang, not hear that it is to dump its stack, or not even die. Pool and
-watch are not here; `Consumer` does of theirs what concerns the supervisor.
+`FakeDriver` implements `engine.driver.Driver` under the real pool, supervisor and machine. A fake
+worker takes a while to start and a while for each item. The test says what goes wrong with it: it
+finds no room, hangs, ignores that it is to dump its stack, or does not die. Time passes in `poll`
+only, up to the next moment in which something happens. The background thread is not started; a test
+that needs it calls `Pool.service`.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from holdfast.engine import vocabulary as v
-from holdfast.engine.driver import Urgent
-from holdfast.engine.epoch import Epoch
+from holdfast.autopsy.blackbox import Note
+from holdfast.autopsy.catalogue import UNKNOWN
+from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.incident import Incident
+from holdfast.autopsy.readers import Roots
+from holdfast.autopsy.verdict import Verdict
+from holdfast.engine import events as ev
+from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
+from holdfast.engine.epoch import Taken
 from holdfast.engine.machine import Machine
+from holdfast.engine.pool import Pool
+from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
-from holdfast.memory.budget import Budget, Share
+from holdfast.limits.budget import Budget, Share
 
-__all__ = ["Consumer", "FakeDriver", "Worker", "supervised"]
+__all__ = ["Consumer", "FakeBatch", "FakeDriver", "Worker"]
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    """Implements `Batch`."""
+
+    content: tuple[int, Any]  # the epoch, and the index
+    nbytes: int
+
+    def unpack(self) -> tuple[int, Any]:
+        return self.content
 
 
 @dataclass
 class Worker:
-    """One process, from its start to its end."""
+    """One worker, from its start to its end."""
 
     generation: int
-    ready_at: float
-    inbox: deque[v.Item] = field(default_factory=deque)
+    next: float  # when something happens to it
     ready: bool = False
-    busy_until: float | None = None  # with the first of its inbox
-    since: float = 0.0  # it has been at that
-    exits_at: float | None = None  # it has been told to, in some way
+    inbox: deque[ev.Item] = field(default_factory=deque)
+    begun: bool = False  # with the first item of its inbox
+    exits: str = ""  # as what, when its time has come
+    active: float = 0.0
+    since: float = 0.0
+
+
+class Nothing:
+    nbytes = 0
 
 
 @dataclass
 class FakeDriver:
-    """Implements `Driver`. Set the faults before or between `step`s."""
+    """Implements `Driver`, and is its own `WorkerMethod`. Set the faults at any time."""
 
     boot: float = 0.01  # seconds
     each: float = 0.1  # seconds for an item
-    stall_timeout: float = 5.0
     nbytes: int = 1  # of a batch
     slow: dict[int, float] = field(default_factory=dict)  # workers: seconds for an item
+    sizes: dict[int, int] = field(default_factory=dict)  # workers: bytes of their own
     no_room: int = 0  # so many starts fail from now on
     hangs: set[int] = field(default_factory=set)  # task numbers, once each
     kills: set[int] = field(default_factory=set)  # task numbers, whenever they are loaded
     deaf: bool = False  # to a dump
     immortal: bool = False
+    limits: ev.Limits = field(default_factory=ev.Limits)
     now: float = 0.0
     living: dict[int, Worker] = field(default_factory=dict)
-    done: list[tuple[float, str, int]] = field(default_factory=list)  # when, what, to whom
-    reports: list[v.Report] = field(default_factory=list)
-    supervisor: Supervisor = field(init=False)
+    done: list[tuple[float, str, int]] = field(default_factory=list)  # when, what, to which worker
+    urged: list[tuple[float, str, int]] = field(default_factory=list)
+    backlog: bool = False
+    name: str = "fake"
+    kept: Nothing = field(default_factory=Nothing)
 
-    # -- what the supervisor asks for -----------------------------------------------------
+    def driver(self, options: DriverOptions) -> FakeDriver:
+        return self
 
-    def start(self, order: v.Start) -> None:
+    def connect(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return lambda: self.now
+
+    # -- orders ---------------------------------------------------------------------------
+
+    def start(self, order: ev.Start) -> None:
         assert order.worker not in self.living, "two at a time"
         self._note("start", order.worker)
         if self.no_room:
             self.no_room -= 1
             self._exit(order.worker, order.generation, "start-failed", errno=errno.EAGAIN)
             return
-        self.living[order.worker] = Worker(order.generation, self.now + self.boot)
+        self.living[order.worker] = Worker(
+            order.generation, self.now + self.boot, active=self.now, since=self.now
+        )
 
-    def send(self, worker: int, item: v.Item, hint: Any) -> None:
+    def send(self, worker: int, item: ev.Item, hint: Any) -> None:
         if worker in self.living:  # else its start has just failed
-            self.living[worker].inbox.append(item)
+            process = self.living[worker]
+            process.inbox.append(item)
+            process.active = self.now
+            if process.ready and not process.begun and not process.exits:
+                process.next = self.now
 
     def flush(self) -> None:
         pass
 
-    def urge(self, worker: int, kind: Urgent, content: object = None) -> None:
-        self._note(kind, worker)
+    def urge(self, worker: int, kind: Urgent, content: object = None) -> bool:
+        self.urged.append((self.now, kind, worker))
+        if kind == "retire":
+            self.retire(worker)
+        return worker in self.living and self.living[worker].ready
 
-    def rehearse(self, order: v.Rehearse) -> None:
-        self.supervisor.tell(v.Rehearsed(order.worker, order.generation, None))
+    def rehearse(self, order: ev.Rehearse) -> None:
+        self.supervisor.tell(ev.Rehearsed(order.worker, order.generation, None))
+
+    def find_leak(self, worker: int, batches: int, nbytes: int) -> bool:
+        return False
 
     def dump(self, worker: int, generation: int) -> None:
         self._end("dump", worker, generation, heeded=not (self.deaf or self.immortal))
 
     def kill(self, worker: int, generation: int) -> None:
+        assert self.limits.killable
         self._end("kill", worker, generation, heeded=not self.immortal)
+
+    def terminate(self, worker: int, generation: int) -> None:
+        if self.living[worker].generation == generation:
+            self.strike(worker)
 
     def abandon(self, worker: int, generation: int) -> None:
         self._note("abandon", worker)
@@ -93,30 +152,86 @@ class FakeDriver:
     def renew(self) -> None:
         self._note("renew", -1)
 
-    def report(self, report: v.Report, sample: Any) -> None:
-        self.reports.append(report)
-
-    def forget(self, worker: int, recycled: bool) -> None:
-        self._note("forget", worker)
+    def release(self) -> None:
+        pass
 
     def _note(self, what: str, worker: int) -> None:
         self.done.append((round(self.now, 6), what, worker))
 
     def _end(self, how: str, worker: int, generation: int, heeded: bool) -> None:
-        assert self.living[worker].generation == generation, "out of date"
+        process = self.living[worker]
+        assert process.generation == generation, "out of date"
         self._note(how, worker)
         if heeded:
-            self.living[worker].exits_at = self.now
+            process.exits, process.next = "stalled", self.now
 
-    def _exit(self, worker: int, generation: int, kind: str, **facts: Any) -> None:
-        process = self.living.pop(worker, None)
-        head = process.inbox[0] if process is not None and process.inbox else None
-        if isinstance(head, v.Task) and process is not None and process.busy_until is not None:
-            facts |= {"task": head.number, "position": 0, "step": "fetch"}
-        elif isinstance(head, v.Trial):
-            facts |= {"task": head.task.number, "position": head.sample, "step": "fetch"}
-        exit = v.Exit(self.now, kind, **facts)
-        self.supervisor.tell(v.WorkerExited(worker, generation, exit))
+    # -- waiting --------------------------------------------------------------------------
+
+    def hear(self, worker: int) -> bool:
+        process = self.living.get(worker)
+        if process is None or process.next > self.now:
+            return False
+        return self._happen(worker, process)
+
+    def poll(self, timeout: float) -> None:
+        moments = [process.next for process in self.living.values()]
+        self.now = max(self.now, min([self.now + timeout, *moments]))
+
+    def take_in(self, found: None) -> bool:
+        heard = False
+        for worker, process in sorted(self.living.items()):
+            if process.next <= self.now and self.living.get(worker) is process:
+                heard |= self._happen(worker, process)
+        return heard
+
+    def prepare_watch(self, batches: bool) -> None:
+        pass
+
+    def watch(self, timeout: float) -> None:
+        raise AssertionError("there is no background thread")
+
+    def wake(self) -> None:
+        pass
+
+    def tick(self, now: float) -> None:
+        pass
+
+    # -- facts ----------------------------------------------------------------------------
+
+    def progress(self, worker: int) -> Progress:
+        process = self.living.get(worker)
+        if process is None:
+            return Progress(Note(None, None, "idle", 0.0), 0, 0.0)
+        step = "idle" if process.ready else "boot"
+        item = process.inbox[0] if process.begun else None
+        number = item.number if isinstance(item, ev.Task) else None
+        note = Note(number, 0, "fetch" if process.begun else step, process.since)
+        return Progress(note, 0, process.active)
+
+    def size(self, worker: int) -> int | None:
+        return self.sizes.get(worker)
+
+    def handle(self, worker: int) -> Handle:
+        alive = worker in self.living
+        return Handle(100 + worker if alive else None, None if alive else -9)
+
+    def settle(self, report: ev.Report) -> None:
+        pass
+
+    def gather(self, evidence: Evidence) -> Evidence:
+        return evidence
+
+    def examine(self, evidence: Evidence) -> tuple[Evidence, Verdict]:
+        return evidence, Verdict(UNKNOWN, "low")
+
+    def stop(self, deadline: float) -> None:
+        self.living.clear()
+
+    def close(self) -> None:
+        pass
+
+    def disown(self) -> None:
+        pass
 
     # -- what happens ---------------------------------------------------------------------
 
@@ -125,128 +240,140 @@ class FakeDriver:
         self._exit(worker, self.living[worker].generation, "killed", signal="SIGKILL")
 
     def retire(self, worker: int) -> None:
-        """It has grown too large, and goes."""
-        generation = self.living[worker].generation
-        self.supervisor.tell(v.WorkerRetired(worker, generation, self.now))
-        self.living[worker].exits_at = self.now
+        """It has grown too large, and exits."""
+        process = self.living[worker]
+        self.supervisor.tell(ev.WorkerRetired(worker, process.generation, self.now))
+        process.exits, process.next = "exited", self.now
 
-    def step(self) -> None:
-        """Go on to the next moment in which something happens, and tell of that."""
-        moments = [self._next(process) for process in self.living.values()]
-        wanted = self.supervisor.machine.deadline()
-        known = [moment for moment in (*moments, wanted) if moment is not None]
-        assert known, "nothing will ever happen"
-        self.now = max(self.now, min(known))
-        if wanted is not None and wanted <= self.now:
-            self.supervisor.tell(v.Ticked(self.now))
-        for worker, process in sorted(self.living.items()):
-            moment = self._next(process)
-            if moment is not None and moment <= self.now and self.living.get(worker) is process:
-                self._happen(worker, process)
+    def _exit(self, worker: int, generation: int, kind: str, **facts: Any) -> None:
+        process = self.living.pop(worker, None)
+        head = process.inbox[0] if process is not None and process.begun else None
+        if isinstance(head, ev.Task):
+            facts |= {"task": head.number, "position": 0, "step": "fetch"}
+        elif isinstance(head, ev.IsolationTest):
+            facts |= {"task": head.task.number, "position": head.sample, "step": "fetch"}
+        exit = ev.Exit(self.now, kind, **facts)
+        evidence = Evidence(pid=None if process is None else 100 + worker)
+        self.supervisor.tell(ev.WorkerExited(worker, generation, exit, evidence))
 
-    def _next(self, process: Worker) -> float | None:
-        if process.exits_at is not None:
-            return process.exits_at
-        if not process.ready:
-            return process.ready_at
-        if process.busy_until is None:
-            return self.now if process.inbox else None
-        if process.busy_until == float("inf"):
-            condemned = process.since < 0
-            return None if condemned else process.since + self.stall_timeout
-        return process.busy_until
-
-    def _happen(self, worker: int, process: Worker) -> None:
+    def _happen(self, worker: int, process: Worker) -> bool:
+        """Tell what happens to this worker now; whether it sent a message."""
         generation, tell = process.generation, self.supervisor.tell
-        if process.exits_at is not None:
-            self._exit(worker, generation, "stalled" if process.since < 0 else "exited")
-        elif not process.ready:
-            process.ready = True
-            tell(v.WorkerReady(worker, generation))
-        elif process.busy_until is None:
+        if process.exits:
+            self._exit(worker, generation, process.exits)
+            return False
+        if process.ready and not process.begun:
             self._begin(worker, process)
-        elif process.busy_until == float("inf"):
-            process.since = -1.0
-            tell(v.WorkerStalled(worker, generation, self.now))
+            return False
+        process.active = process.since = self.now
+        if not process.ready:
+            process.ready = True
+            process.next = self.now if process.inbox else NEVER
+            tell(ev.WorkerReady(worker, generation))
+            return True
+        item, process.begun = process.inbox.popleft(), False
+        process.next = self.now if process.inbox else NEVER
+        if isinstance(item, ev.Task):
+            batch = FakeBatch((item.epoch, item.index), self.nbytes)
+            tell(ev.BatchReady(worker, generation, item.number, batch, self.nbytes))
+        elif isinstance(item, ev.IsolationTest):
+            tell(ev.Survived(worker, generation))
         else:
-            process.busy_until = None
-            item = process.inbox.popleft()
-            if isinstance(item, v.Task):
-                answer = (item.epoch, item.index)
-                tell(v.BatchReady(worker, generation, item.number, answer, self.nbytes))
-            elif isinstance(item, v.Trial):
-                tell(v.Survived(worker, generation))
-            else:
-                tell(v.Resumed(worker, generation))
+            tell(ev.Resumed(worker, generation))
+        return True
 
     def _begin(self, worker: int, process: Worker) -> None:
+        """It begins the first item of its inbox."""
         item = process.inbox[0]
-        task = item.task if isinstance(item, v.Trial) else item
-        process.busy_until = self.now + self.slow.get(worker, self.each)
-        process.since = self.now
-        if not isinstance(task, v.Task):
+        task = item.task if isinstance(item, ev.IsolationTest) else item
+        process.begun, process.since = True, self.now
+        process.next = self.now + self.slow.get(worker, self.each)
+        if not isinstance(task, ev.Task):
             return
         if task.number in self.kills:
             self._exit(worker, process.generation, "crashed", signal="SIGSEGV")
         elif task.number in self.hangs:
             self.hangs.remove(task.number)
-            process.busy_until = float("inf")
-
-
-def supervised(
-    driver: FakeDriver,
-    workers: int = 2,
-    prefetch: int = 2,
-    *,
-    budget: Budget | None = None,
-    **options: Any,
-) -> Consumer:
-    options.setdefault("restarts", v.RestartPolicy(None, 60.0))
-    machine = Machine(workers=workers, prefetch=prefetch, **options)
-    driver.supervisor = Supervisor(machine, Share(budget), Epoch(None), driver)
-    return Consumer(driver)
+            process.next = NEVER
 
 
 class Consumer:
-    """Draws from a sampler and takes what is delivered, as the pool does."""
+    """A real pool over fake workers, used as an iterator uses it. Close it at the end."""
 
-    def __init__(self, driver: FakeDriver) -> None:
+    def __init__(
+        self,
+        driver: FakeDriver,
+        workers: int = 2,
+        prefetch: int = 2,
+        *,
+        budget: Budget | None = None,
+        stall_timeout: float | None = 5.0,
+        worker_memory_limit: int | str | None = None,
+        roots: Roots | None = None,
+        machine: Machine | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of the machine, unless that is given."""
+        options.setdefault("restarts", ev.RestartPolicy(None, 60.0))
         self.driver = driver
-        self.supervisor = driver.supervisor
+        self.machine = machine or Machine(
+            workers=workers, prefetch=prefetch, limits=driver.limits, **options
+        )
+        self.incidents: list[Incident] = []
         self.sampler: Iterator[int] = iter(())
-        self.supervisor.tell(v.Began())
+        nowhere = Path("/nonexistent")
+        self.pool = Pool(
+            driver,
+            self.machine,
+            Share(budget),
+            dataset=None,
+            auto_collation=False,
+            shared_seed=None,
+            stall_timeout=stall_timeout,
+            on_incident=self.incidents.append,
+            on_amended=lambda *_: None,
+            stats=Stats(),
+            worker_memory_limit=worker_memory_limit,
+            users_sampler=False,
+            roots=Roots(proc=nowhere, cgroup=nowhere) if roots is None else roots,
+        )
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.background.close_now()
 
     def begin(self, length: int, *, again: bool = False) -> None:
         """An epoch."""
         self.sampler = iter(range(length))
         if again:
-            self.supervisor.epoch = Epoch(None)
-            self.supervisor.tell(v.EpochBegan(None))
-        self.draw()
+            self.pool.resume(None, self._draw, None)
+        else:
+            self.pool.fill(self._draw, None)
 
-    def draw(self) -> None:
-        epoch = self.supervisor.epoch
-        while epoch.due > 0:
-            epoch.due -= 1
-            index = next(self.sampler, None)
-            self.supervisor.tell(v.DRAINED if index is None else v.Drawn(index))
+    def _draw(self) -> int:
+        return next(self.sampler)
 
-    def next(self) -> v.Delivery | v.End | v.GaveUp:
+    def next(self) -> Taken:
         """Wait for it, on the driver's clock."""
-        epoch = self.supervisor.epoch
-        if epoch.delivered is None:
-            self.supervisor.tell(v.ASKED)
-        while epoch.delivered is None:
-            self.driver.step()
-            self.draw()
-        taken, epoch.delivered = epoch.delivered, None
-        self.draw()
+        with self.pool.lock:
+            taken = self.pool.next(self._draw, 0)
+            self.pool.supervisor.epoch.taken = None
+            self.pool.unpacked()
         return taken
 
     def rest(self) -> list[Any]:
         """What is left of the epoch, to its end."""
         found = []
-        while isinstance(taken := self.next(), v.Delivery):
-            found.append(taken.result)
-        assert taken is v.END, taken
+        while isinstance(taken := self.next(), ev.Delivery):
+            result = taken.result
+            found.append(result.unpack() if isinstance(result, FakeBatch) else result)
+        assert taken is ev.END, taken
         return found
+
+    @property
+    def told(self) -> list[str]:
+        """What was done about each death, in the words of its incident."""
+        self.pool.deaths.examine_pending()
+        return [one.action for one in self.incidents]

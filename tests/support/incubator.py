@@ -7,8 +7,7 @@ interpreter is as in a command given by hand. What is imported beforehand is nam
 are to see holdfast's own imports, torch and no more.
 
 Whatever must be a fresh interpreter (variables that are read at its start or when torch is imported, limits and groups
-that count what it has in memory, a terminal, a namespace of its own) is started as one instead. See
-`tests.support.warm` for the other end.
+that count what it has in memory) is started as one instead. See `tests.support.warm` for the other end.
 """
 
 import gc
@@ -58,7 +57,7 @@ def serve(control):
             request, fds, _, _ = socket.recv_fds(control, 1 << 18, 3)
             if not request:
                 os._exit(0)
-            command, environment, folder = pickle.loads(request)
+            command, environment, folder, before = pickle.loads(request)
             pid = os.fork()
             if pid == 0:
                 control.close()
@@ -73,6 +72,7 @@ def serve(control):
                 os.environ.clear()
                 os.environ.update(environment)
                 os.chdir(folder)
+                exec(before, {})
                 return command
             out, err, back = fds
             os.close(out)

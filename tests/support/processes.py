@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,56 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def kill(*victims: int | None, number: int = signal.SIGKILL) -> None:
+    """Signal processes, but only such as we started. Raises ProcessLookupError for one that is gone, or is not one of
+    ours (any more)."""
+    for pid in victims:
+        if pid is None:
+            raise ProcessLookupError("it is being replaced")
+        if not signal_if(pid, is_ours, number):
+            raise ProcessLookupError(f"{pid} is no descendant of this process")
+
+
+def signal_if(pid: int, meant: Callable[[int], bool], number: int = signal.SIGKILL) -> bool:
+    """Signal this process if `meant` says that it is the one; whether it was.
+
+    A pid may have been given to another process since it was read. So a pidfd is opened first: `meant` then looks at
+    the process that the signal reaches.
+    """
+    handle = os.pidfd_open(pid)
+    try:
+        if not meant(pid):
+            return False
+        signal.pidfd_send_signal(handle, number)
+        return True
+    finally:
+        os.close(handle)
+
+
+def in_session(leader: int) -> Callable[[int], bool]:
+    """For `signal_if`: whether a process belongs to the session of that process."""
+    return lambda pid: os.getsid(pid) == leader
+
+
+def is_ours(pid: int) -> bool:
+    """Whether it is a descendant of this process."""
+    above = parent(pid)
+    while above is not None and above > 1:
+        if above == os.getpid():
+            return True
+        above = parent(above)
+    return False
+
+
+def parent(pid: int) -> int | None:
+    """None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rsplit(")", 1)[1].split()[1])
 
 
 def _is_a_worker(pid: int) -> bool:

@@ -3,8 +3,8 @@ show."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import sys
 import tempfile
 import textwrap
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import warm
-from tests.support.processes import alive, eventually
+from tests.support.processes import eventually, in_session, signal_if
 
 HEADERS = {
     "stock": "from torch.utils.data import DataLoader\n",
     "holdfast": "from holdfast import DataLoader\n",
+    "installed": "import holdfast; holdfast.install()\nfrom torch.utils.data import DataLoader\n",
 }
 
 
@@ -63,11 +64,11 @@ def run_script(
             )
             in_time = process.ended(seconds)
             took = time.monotonic() - began
-            eventually(lambda: not _session(process.pid), 3.0)
-            left = frozenset(_session(process.pid))
-            for pid in left | {process.pid}:
-                if alive(pid):
-                    os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not session_of(process.pid), 3.0)
+            left = frozenset(session_of(process.pid))
+            for pid in left | ({process.pid} if not in_time else set()):
+                with contextlib.suppress(ProcessLookupError):
+                    signal_if(pid, in_session(process.pid))
             code = process.code()
             out.seek(0)
             err.seek(0)
@@ -77,7 +78,7 @@ def run_script(
     return ended
 
 
-def _session(leader: int) -> set[int]:
+def session_of(leader: int) -> set[int]:
     """Living processes of the session that `leader` leads, without itself."""
     found = set()
     for entry in os.listdir("/proc"):

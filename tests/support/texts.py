@@ -11,6 +11,11 @@ _LOADER_CODE = (
     os.path.join(os.path.dirname(torch.__file__), "utils", "data") + os.sep,
     f"{os.sep}holdfast{os.sep}",
 )
+_FORK = re.compile(
+    r"^(?!.*/holdfast/).*: DeprecationWarning: This process \(pid=\d+\) is multi-threaded, use of fork\(\) may lead to "
+    r"deadlocks in the child\.\n(  .*\n)?",
+    re.MULTILINE,
+)
 _FRAME = re.compile(r'^ +(\| +)?File "(?P<file>[^"]+)", line \d+, in ')
 
 
@@ -28,6 +33,12 @@ def without_loader_frames(text: str) -> str:
         if not skipping:
             kept.append(line)
     return "\n".join(kept)
+
+
+def without_warnings_of_forks(text: str) -> str:
+    """`text` without what Python 3.12 and later say to a program that forks while other threads run. A loader of
+    torch's has threads while it is used, as ours has; so both give rise to it, wherever the program itself forks."""
+    return _FORK.sub("", text)
 
 
 def normalised(text: str) -> str:

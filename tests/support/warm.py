@@ -47,12 +47,12 @@ class Incubator:
         err: int,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
+        before: str = "",
     ) -> Command:
-        """Runs what `python *command` would, in a session of its own."""
+        """Runs what `python *command` would, in a session of its own, after the code `before`: see `TERMINAL`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = pickle.dumps(
-            ([*command], dict(os.environ if env is None else env), str(cwd or Path.cwd()))
-        )
+        environment = dict(os.environ if env is None else env)
+        request = pickle.dumps(([*command], environment, str(cwd or Path.cwd()), before))
         socket.send_fds(self._control, [request], [out, err, theirs.fileno()])
         theirs.close()
         return Command(pickle.loads(ours.recv(100)), ours)
@@ -93,6 +93,29 @@ class Command:
         return os.waitstatus_to_exitcode(self.status())
 
 
+TERMINAL = """\
+import fcntl, os, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+os.dup2(1, 0)
+"""
+"""For `Incubator.start`: what is given as standard output is its terminal, from which it also reads."""
+
+
+def mounting(options: Mapping[str, str]) -> str:
+    """For `Incubator.start`: in a namespace of its own, a tmpfs with these options on each of these
+    folders. Takes root."""
+    return f"""\
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+NEW_NAMESPACE, RECURSIVE_AND_PRIVATE = 0x20000, 0x44000
+failed = libc.unshare(NEW_NAMESPACE) or libc.mount(b"none", b"/", None, RECURSIVE_AND_PRIVATE, None)
+for place, options in {dict(options)!r}.items():
+    failed = failed or libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, options.encode())
+if failed:
+    raise OSError(ctypes.get_errno(), "no folders of its own")
+"""
+
+
 standing: set[int] = set()
 """Pids of incubators: they outlive the tests that began them."""
 _open: list[Incubator] = []
@@ -120,11 +143,14 @@ def run(
     timeout: float,
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
+    before: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of `python *command`, with its output. One that does not end within `timeout` is killed with
     its whole group, and `TimeoutExpired` raised."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = with_torch().start(command, out=out.fileno(), err=err.fileno(), env=env, cwd=cwd)
+        process = with_torch().start(
+            command, out=out.fileno(), err=err.fileno(), env=env, cwd=cwd, before=before
+        )
         in_time = process.ended(timeout)
         if not in_time:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,3 +1,3 @@
-from tests.lifecycle.fixtures import incubated, stage
+from tests.lifecycle.fixtures import stage
 
-__all__ = ["incubated", "stage"]
+__all__ = ["stage"]

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 from holdfast import DataLoader
 from tests.lifecycle.trainer import Stage
 from tests.support.processes import eventually, mappings, open_files
+from tests.support.warm import mounting
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -114,7 +115,7 @@ NAMES = """
 @pytest.mark.skipif(os.geteuid() != 0, reason="a private /dev/shm takes root")
 def test_nothing_is_ever_made_in_dev_shm(stage: Stage) -> None:
     """Not even for a moment: a watch on a private /dev/shm sees every name. Stock torch shows that it would."""
-    ended = stage.run_fresh(
+    ended = stage.run(
         f"""
         {NAMES}
         import torch.utils.data
@@ -127,25 +128,15 @@ def test_nothing_is_ever_made_in_dev_shm(stage: Stage) -> None:
                 with DataLoader(Triples(20), num_workers=2, persistent_workers=persistent, collate_fn=collate) as loader:
                     iterator = iter(loader)
                     next(iterator)
-                    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+                    kill(iterator._workers[0].pid)
                     list(iterator)
         say("ours", len(names_ever_made()))
         for batch in torch.utils.data.DataLoader(Triples(20), num_workers=2):
             pass
         say("torch", len(names_ever_made()))
         """,
-        before=PRIVATE_SHM,
+        before=mounting({"/dev/shm": "size=64m"}),
     )
     assert ended.code == 0, ended.err
     assert ended.values("ours") == ["0"]
     assert int(ended.values("torch")[0]) > 0
-
-
-PRIVATE_SHM = [
-    "unshare",
-    "-m",
-    "sh",
-    "-c",
-    'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"',
-    "sh",
-]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 from holdfast import DataLoader
-from holdfast.memory import forks
+from holdfast.transport import forks
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.timeout(60, method="thread")

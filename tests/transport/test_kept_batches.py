@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from holdfast import DataLoader
+from tests.support.processes import kill
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -49,9 +49,7 @@ def test_batches_stay_valid_after_their_worker_is_killed(collate: Any) -> None:
             if number % 3 == 0:
                 kept[number] = batch
             if number % 40 == 20:
-                pid = iterator._workers[number % 2].pid
-                assert pid is not None
-                os.kill(pid, 9)
+                kill(iterator._workers[number % 2].pid)
         assert len(loader.incidents) == 5
         assert all(is_intact(batch, number) for number, batch in kept.items())
 

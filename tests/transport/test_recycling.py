@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from holdfast import DataLoader
+from tests.support.processes import kill
 from tests.transport.test_kept_batches import Blocks
 
 pytestmark = pytest.mark.timeout(300, method="thread")
@@ -133,9 +134,7 @@ def test_memory_stays_bounded_through_deaths() -> None:
             assert bool((held[-1] == number).all())
             del held[:-8]
             if number % 40 == 20:
-                pid = iterator._workers[number // 40 % 2].pid
-                assert pid is not None
-                os.kill(pid, 9)
+                kill(iterator._workers[number // 40 % 2].pid)
                 measured.append(arena_bytes())
         assert len(loader.incidents) == 15
     assert max(measured) < BOUND

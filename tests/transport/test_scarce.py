@@ -7,21 +7,14 @@ import os
 import pytest
 
 from tests.lifecycle.trainer import Stage
+from tests.support.warm import mounting
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a private /dev/shm takes root")
 
 
-def shm(options: str) -> list[str]:
-    """A command that runs another with a /dev/shm of its own."""
-    return [
-        "unshare",
-        "-m",
-        "sh",
-        "-c",
-        f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"',
-        "sh",
-    ]
+def shm(options: str) -> str:
+    return mounting({"/dev/shm": options})
 
 
 EPOCHS = """
@@ -51,7 +44,7 @@ EPOCHS = """
 def test_a_small_dev_shm_does_not_matter(stage: Stage, size: str) -> None:
     """80 MB of batches are kept, by each way to collate. The quick suite does the same with one in which not a byte is
     free, below."""
-    ended = stage.run_fresh(
+    ended = stage.run(
         f"""
         {EPOCHS}
         for collate in COLLATE.values():
@@ -75,7 +68,7 @@ def test_a_small_dev_shm_does_not_matter(stage: Stage, size: str) -> None:
     ],
 )
 def test_a_full_dev_shm_does_not_matter(stage: Stage, method: str) -> None:
-    ended = stage.run_fresh(
+    ended = stage.run(
         f"""
         {EPOCHS}
         with open("/dev/shm/filler", "wb") as file:
@@ -94,6 +87,7 @@ def test_a_full_dev_shm_does_not_matter(stage: Stage, method: str) -> None:
         say("done", os.listdir("/dev/shm"))
         """,
         before=shm("size=64m"),
+        seconds=60,
     )
     assert ended.err == ""
     assert ended.values("full") == ["28"]
@@ -104,7 +98,7 @@ def test_a_full_dev_shm_does_not_matter(stage: Stage, method: str) -> None:
 @pytest.mark.slow
 @as_root
 def test_a_process_that_fills_dev_shm_while_we_load_does_not_matter(stage: Stage) -> None:
-    ended = stage.run_fresh(
+    ended = stage.run(
         f"""
         {EPOCHS}
         filler = os.fork()
@@ -139,7 +133,7 @@ def test_a_data_set_larger_than_dev_shm_can_be_sent_to_spawned_workers(
     stage: Stage, method: str
 ) -> None:
     """torch's pickling moves every tensor of the data set to /dev/shm."""
-    ended = stage.run_fresh(
+    ended = stage.run(
         f"""
         from torch.utils.data import TensorDataset
         data = torch.arange(12_000_000).reshape(1200, -1)
@@ -147,6 +141,7 @@ def test_a_data_set_larger_than_dev_shm_can_be_sent_to_spawned_workers(
         say("sum", sum(int(batch.sum()) for batch, in loader) == int(data.sum()))
         """,
         before=shm("size=64m"),
+        seconds=60,
     )
     assert ended.err == ""
     assert ended.values("sum") == ["True"]

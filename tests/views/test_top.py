@@ -19,9 +19,9 @@ from rich.console import Console
 
 from holdfast import DataLoader
 from holdfast.autopsy.blackbox import Note
-from holdfast.views import top
-from holdfast.views.stacks import Stacks, innermost
-from holdfast.views.workers import Memory, Watch, Worker
+from holdfast.views import worker_table
+from holdfast.views.py_spy import Stacks, innermost
+from holdfast.views.workers import Memory, Worker, WorkerMonitor
 from tests.autopsy.made_up import MEMINFO, MOUNTS_V2, Tree
 from tests.support.processes import eventually
 
@@ -37,19 +37,19 @@ class Slow(torch.utils.data.Dataset[int]):
         return index
 
 
-def found(watch: Watch) -> list[Worker]:
-    return [row for row in watch.look() if row.pid != row.trainer]
+def found(watch: WorkerMonitor) -> list[Worker]:
+    return [row for row in watch.refresh() if row.pid != row.trainer]
 
 
 @pytest.mark.parametrize("make", [DataLoader, torch.utils.data.DataLoader], ids=["ours", "torch"])
 def test_the_workers_of_a_program_are_found_and_measured(make: Any) -> None:
     loader = make(Slow(), batch_size=4, num_workers=2)
-    watch = Watch(os.getpid())
+    watch = WorkerMonitor(os.getpid())
     stream = iter(loader)
     try:
         next(stream)
         assert eventually(lambda: len(found(watch)) == 2)
-        rows = watch.look()
+        rows = watch.refresh()
         assert [row.trainer for row in rows] == [os.getpid()] * 3
         assert rows[0].pid == os.getpid()
         for number, row in enumerate(rows[1:]):
@@ -75,8 +75,8 @@ def test_somebody_elses_workers_are_not_shown_for_a_pid() -> None:
     try:
         stream = iter(DataLoader(Slow(), num_workers=1))
         next(stream)
-        assert Watch(other.pid).look() == []
-        assert Watch(os.getpid()).look() != []
+        assert WorkerMonitor(other.pid).refresh() == []
+        assert WorkerMonitor(os.getpid()).refresh() != []
         del stream
     finally:
         other.communicate(b"\n", timeout=20)
@@ -100,19 +100,19 @@ def test_growth_and_cpu_are_differences(tmp_path: Path, monkeypatch: pytest.Monk
     tree.proc("11/stat", stat(11, 10))
     tree.proc("11/comm", "pt_data_worker\n")
     tree.proc("11/smaps_rollup", rollup(1000))
-    watch = Watch(10, tree.roots)
-    first = watch.look()[1]
+    watch = WorkerMonitor(10, tree.roots)
+    first = watch.refresh()[1]
     assert (first.cpu, first.growth) == (None, None)
     assert first.memory == Memory(1500 << 10, 1000 << 10, 500 << 10)
     clock[0] += 10
     tree.proc("11/stat", stat(11, 10, 5 * os.sysconf("SC_CLK_TCK")))
     tree.proc("11/smaps_rollup", rollup(3000))
-    second = watch.look()[1]
+    second = watch.refresh()[1]
     assert second.cpu == pytest.approx(0.5)
     assert second.growth == pytest.approx(200 << 10)
     # another process under the same number starts from nothing
     tree.proc("11/stat", stat(11, 10).replace(" 77", " 99"))
-    assert watch.look()[1].cpu is None
+    assert watch.refresh()[1].cpu is None
 
 
 def test_growth_is_not_known_from_one_reading(
@@ -125,11 +125,11 @@ def test_growth_is_not_known_from_one_reading(
     tree.proc("11/stat", stat(11, 10))
     tree.proc("11/comm", "pt_data_worker\n")
     tree.proc("11/smaps_rollup", rollup(1000))
-    watch = Watch(10, tree.roots)
-    watch.look()
+    watch = WorkerMonitor(10, tree.roots)
+    watch.refresh()
     clock[0] += 10
     (tree.roots.proc / "11/smaps_rollup").unlink()
-    assert watch.look()[1].growth is None
+    assert watch.refresh()[1].growth is None
 
 
 def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_
     tree.proc("11/comm", "hf_nursery\n")
     tree.proc("12/stat", stat(12, 11))
     tree.proc("12/comm", "pt_data_worker\n")
-    trainer, started = Watch(roots=tree.roots).look()
+    trainer, started = WorkerMonitor(roots=tree.roots).refresh()
     assert (trainer.pid, trainer.command) == (10, "python -c import x x.train()")
     assert (started.ours, started.number) == (True, None)
     assert drawn([started], 80)[1].split()[:2] == ["12", "ours"]
@@ -155,7 +155,7 @@ def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_
     ],
 )
 def test_that_there_are_no_workers_is_said(pid: int | None, words: str) -> None:
-    assert words in top._no_workers(pid)
+    assert words in worker_table._no_workers(pid)
 
 
 def worker(**changes: Any) -> Worker:
@@ -179,7 +179,7 @@ def worker(**changes: Any) -> Worker:
 
 def drawn(rows: list[Worker], width: int, spy: Stacks | None = None) -> list[str]:
     out = Console(file=io.StringIO(), width=width, soft_wrap=True, highlight=False)
-    out.print(top.draw(rows, ["memory 1 GiB of 2 GiB available"], spy))
+    out.print(worker_table.draw(rows, ["memory 1 GiB of 2 GiB available"], spy))
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue().splitlines()
 
@@ -270,7 +270,7 @@ def test_the_group_of_the_trainer_is_shown(tmp_path: Path) -> None:
     tree.proc("812/cgroup", "0::/job\n")
     tree.cgroup("job/memory.max", str(8 << 30))
     tree.cgroup("job/memory.current", str(6 << 30))
-    lines = top.surroundings([worker()], tree.roots)
+    lines = worker_table.surroundings([worker()], tree.roots)
     assert "control group 6.0 GiB of 8.0 GiB (75%)" in lines
     assert lines[0] == "memory 1.9 GiB of 15 GiB available"
 

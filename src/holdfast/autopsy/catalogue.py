@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 
 from holdfast.autopsy.cause import Cause
-from holdfast.autopsy.causes import crashes, data, frameworks, memory, stalls, starting, transport
+from holdfast.autopsy.causes import crashes, data, frameworks, memory, stalls, starting, transfer
 
 __all__ = ["CATALOGUE", "GROUPS", "UNKNOWN", "UnknownCause", "lookup"]
 
@@ -18,7 +18,7 @@ UNKNOWN = "unknown"
 GROUPS: dict[str, tuple[Cause, ...]] = {
     "Memory": memory.CAUSES,
     "Deaths": crashes.CAUSES,
-    "Transport": transport.CAUSES,
+    "Transport": transfer.CAUSES,
     "Start-up": starting.CAUSES,
     "Stalls": stalls.CAUSES,
     "Samples": data.CAUSES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from holdfast.autopsy.machine import PLACEHOLDERS
+from holdfast.autopsy.machine_facts import PLACEHOLDERS
 
 __all__ = [
     "CONFIDENCES",
@@ -124,7 +124,7 @@ class Remedy:
         return f"[{known}] " if known else ""
 
     def filled(self, facts: Mapping[str, str]) -> Remedy:
-        """A copy with these values filled in. An aside "(now …)" whose value is unknown goes."""
+        """A copy with these values. An aside "(now …)" with an unknown value is removed."""
 
         def known(aside: re.Match[str]) -> str:
             names = re.findall(r"\{(\w+)\}", aside[0])

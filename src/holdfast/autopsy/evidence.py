@@ -11,16 +11,16 @@ import signal as signals
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from holdfast.autopsy.clues import Finding
-from holdfast.autopsy.readers.filesystem import Fill
-from holdfast.autopsy.readers.process import Activity
+from holdfast.autopsy.readers.cgroup import Group
+from holdfast.autopsy.readers.procfs import Activity, Fill
+from holdfast.explain.clues import Finding
 
-__all__ = ["Evidence", "Kills", "MemorySample", "Neighbour", "signal_name"]
+__all__ = ["Evidence", "Kills", "MemorySample", "TrainerThread", "signal_name"]
 
 
 @dataclass(frozen=True)
 class Kills:
-    """How far the kernel's counters of kills for memory moved since we last looked."""
+    """How far the kernel's counters of kills for memory moved since the last reading."""
 
     group: int | None = None
     """In the worker's control group, or the nearest readable one above it; None if none is."""
@@ -45,7 +45,7 @@ class MemorySample:
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class TrainerThread:
     """A thread of the trainer that was running when the workers were forked; they lack it."""
 
     name: str
@@ -69,7 +69,7 @@ class Evidence:
     siblings: int = 0  # other workers that are dead too and not yet reported
     sent_by_us: bool = False  # holdfast sent the signal
     sent_by_itself: bool = False  # the worker noted in its black box that it was about to
-    born: bool = True
+    forked: bool = True
     errno: int | None = None  # of a fork that failed
     # What it was doing.
     step: str | None = None
@@ -78,15 +78,18 @@ class Evidence:
     ready: bool | None = None
     start_method: str | None = None
     threads_at_fork: int | None = None
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbours: tuple[TrainerThread, ...] = ()
     activity: Activity | None = None  # just before we killed it
-    busy: bool | None = None  # whether its CPU time went up while we looked
+    busy: bool | None = None  # whether its CPU time went up between two readings
     alone: bool | None = None  # whether it had only one thread then
     # What it left.
     stack: str = ""
     stderr: str | None = None  # the end of what it wrote there; None: it was not read
     thread_notes: tuple[str, ...] = ()
     handlers: bool | None = None  # whether faulthandler's handlers were installed; None: unknown
+    # Where to look for it.
+    control_groups: tuple[Group, ...] | None = None  # its own; None: it never ran
+    since: float | None = None  # monotonic, when it was started
     # What the system says.
     kills: Kills = Kills()
     kernel_lines: tuple[str, ...] = ()
@@ -95,7 +98,7 @@ class Evidence:
     memory: tuple[MemorySample, ...] = ()  # oldest first
     worker_bytes: int | None = None  # its own, when last measured
     worker_private: int | None = None  # the part not shared with other processes
-    worker_descriptors: int | None = None  # its own, when last looked at
+    worker_descriptors: int | None = None  # its own, when last read
     worker_threads: int | None = None
     shm: Fill | None = None
     descriptors: int | None = None  # the trainer's
@@ -103,10 +106,10 @@ class Evidence:
     threads: int | None = None
     pids_current: int | None = None
     pids_max: int | None = None
-    pids_refused: int | None = None  # forks refused since we last looked
+    pids_refused: int | None = None  # forks refused since the last reading
     oom_group: bool | None = None
     cpu_seconds: float | None = None  # used in its life, its children's included
-    cpu_limit: float | None = None  # the hard one, in seconds; None: unlimited or not known
+    cpu_limit: float | None = None  # the hard limit, in seconds; None: unlimited or unknown
     group_signal: str | None = None  # a signal that was sent to the whole process group
     group_signal_ago: float = 0.0  # seconds before the death; 0: it is still being delivered
     # What was said.
@@ -114,7 +117,8 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """What is known, for a logbook; unknown fields are left out."""
-        whole = asdict(replace(self, sample=None))  # which may be anything, of any size
+        # A sample may be anything, of any size.
+        whole = asdict(replace(self, sample=None, control_groups=None))
         empty = {one.name: one.default for one in fields(self)}
         return {
             name: value
@@ -123,7 +127,7 @@ class Evidence:
         }
 
 
-_ELSEWHERE = {"sample", "stack", "findings"}  # fields of the record itself
+_ELSEWHERE = {"sample", "stack", "findings", "control_groups", "since"}  # or of no use to a reader
 
 
 def signal_name(number: int) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.evidence import signal_name
-from holdfast.origin import Origin
+from holdfast.loader_identity import LoaderIdentity
 
 __all__ = ["Incident", "describe_end", "describe_status"]
 
-_SHOWN = 3  # remedies
+_SHOWN_REMEDIES = 3  # remedies
 _FIGURES = re.compile(r"\d[\d.,]*( ?[KMGT]i?B)?")
 
 
@@ -83,7 +83,7 @@ class Incident:
     indices."""
 
     def __str__(self) -> str:
-        return f"{Origin(self.loader, self.rank).prefix}{self.sentence()}"
+        return f"{LoaderIdentity(self.loader, self.rank).prefix}{self.sentence()}"
 
     def sentence(self) -> str:
         """The line, without the name of the loader."""
@@ -93,7 +93,7 @@ class Incident:
         """The worker, and its process if there was one."""
         return f"worker {self.worker_id}" + ("" if self.pid is None else f" (pid {self.pid})")
 
-    def report(self, remedies: int = _SHOWN) -> str:
+    def report(self, remedies: int = _SHOWN_REMEDIES) -> str:
         """The line above, then why we think so and what to do."""
         lines = [str(self)]
         lines += [f"    because: {reason}" for reason in self.because]
@@ -107,9 +107,9 @@ class Incident:
     def kind_of_death(self) -> Hashable:
         """Equal for incidents with the same cause and the same remedies, whatever the figures:
         explaining one of them explains all."""
-        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self.advice(_SHOWN))
+        return self.cause, tuple(_FIGURES.sub("", one.text) for one in self.advice(_SHOWN_REMEDIES))
 
-    def advice(self, most: int = _SHOWN) -> tuple[Remedy, ...]:
+    def advice(self, most: int = _SHOWN_REMEDIES) -> tuple[Remedy, ...]:
         """The first remedies, if its cause is more than a guess."""
         return self.remedies[:most] if self.confidence != "low" else ()
 
@@ -140,7 +140,7 @@ class Incident:
             words = "made no progress and was killed"
         elif self.kind == "start-failed":
             words = "could not be started"
-        if self.confidence == "low" or self.cause in _SAID_BY_THE_SIGNAL:
+        if self.confidence == "low" or self.cause in _NAMED_BY_SIGNAL:
             return words
         if self.confidence == "medium":
             title = CATALOGUE[self.cause].title
@@ -192,7 +192,7 @@ _SIGNALS = {
     "SIGILL": "crashed on an illegal instruction (SIGILL)",
     "SIGXCPU": "used up its CPU time limit (SIGXCPU)",
 }
-_SAID_BY_THE_SIGNAL = {
+_NAMED_BY_SIGNAL = {
     UNKNOWN,
     "native-segv",
     "illegal-instruction",
@@ -200,7 +200,7 @@ _SAID_BY_THE_SIGNAL = {
     "stray-signal",
     "killed-unexplained",
 }
-_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
+_OUTSIDE_SIGNALS = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 
 
 def describe_end(signal: str | None, exitcode: int | None) -> str:
@@ -219,5 +219,5 @@ def describe_status(status: int | None) -> tuple[str, str | None, int | None]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal_name(number)
-        return ("killed" if name in _OUTSIDE else "crashed"), name, -number
+        return ("killed" if name in _OUTSIDE_SIGNALS else "crashed"), name, -number
     return "exited", None, os.WEXITSTATUS(status)

@@ -29,10 +29,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from holdfast import kernel, lines, origin
-from holdfast.autopsy.machine import Machine
+from holdfast import jsonl, kernel, loader_identity
+from holdfast.autopsy.machine_facts import MachineFacts
 
-__all__ = ["KINDS", "Logbook", "Story", "read"]
+__all__ = ["KINDS", "Logbook", "LoggedRun", "read"]
 
 log = logging.getLogger("holdfast")
 
@@ -40,8 +40,8 @@ TAKEN_UP = "taken-up"
 """The event that says how an incident of an iterable dataset went on; `read` merges the two."""
 KINDS = ("incidents", "bad_samples", "memory", "events")
 LIMIT = 8 << 20  # bytes of one file before it is renamed
-_LONGEST = 256 << 10  # bytes of one record
-PATIENCE = 1.0  # seconds to wait for another writer
+_MAX_RECORD_BYTES = 256 << 10  # bytes of one record
+LOCK_TIMEOUT = 1.0  # seconds to wait for another writer
 
 
 class Logbook:
@@ -56,7 +56,7 @@ class Logbook:
         limit: int = LIMIT,
     ) -> None:
         """`loader` is the name of the loader that writes it; every record contains it."""
-        self.rank = origin.rank().number if rank is None else rank
+        self.rank = loader_identity.rank().number if rank is None else rank
         self.loader = loader
         self.given = os.fspath(folder)
         top = Path(folder)
@@ -78,7 +78,7 @@ class Logbook:
             "command": sys.argv,
             "versions": _versions(),
             "options": {name: _plain(value) for name, value in options.items()},
-            "machine": _plain(Machine.look().to_json()),
+            "machine": _plain(MachineFacts.read().to_json()),
         }
         with self._surviving():
             fresh = self.folder / f".run.json.{os.getpid()}"
@@ -118,13 +118,13 @@ class Logbook:
         whole = {"time": time.time()} | {name: _plain(value) for name, value in record.items()}
         whole |= {"rank": self.rank, "loader": self.loader, "trainer": os.getpid()}
         line = json.dumps(whole)
-        if len(line) > _LONGEST:  # a very long stack, for example: shorten every field
+        if len(line) > _MAX_RECORD_BYTES:  # a very long stack, for example: shorten every field
             line = json.dumps({name: _short(value) for name, value in whole.items()})
         path = self.folder / f"{kind}.jsonl"
         with self._surviving(), _alone(self.folder):
             if _size(path) + len(line) >= self.limit and path.exists():
                 path.replace(self.folder / f"{kind}.1.jsonl")
-            lines.append(path, line.encode() + b"\n")
+            jsonl.append(path, line.encode() + b"\n")
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -157,7 +157,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _lock(fd: int) -> None:
     """Wait for the lock, but not for ever: losing a record is better than mixing two or hanging."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,7 +210,7 @@ def _versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Story:
+class LoggedRun:
     """All records of a logbook, of all ranks, oldest first."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -232,7 +232,7 @@ class Story:
         return not (self.runs or self.incidents or self.bad_samples or self.memory or self.events)
 
 
-def read(folder: str | os.PathLike[str]) -> Story:
+def read(folder: str | os.PathLike[str]) -> LoggedRun:
     """Read a logbook, also one that is being written or whose writers were killed."""
     top = Path(folder)
     if not top.is_dir():
@@ -258,7 +258,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
     records["events"] = [
         one for one in records["events"] if not _completes(one, records["incidents"])
     ]
-    return Story(runs, damaged=damaged, **records)
+    return LoggedRun(runs, damaged=damaged, **records)
 
 
 def _completes(event: dict[str, Any], incidents: list[dict[str, Any]]) -> bool:

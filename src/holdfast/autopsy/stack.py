@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.authors import OURS, of_file
+from holdfast.code_origin import OURS, of_file
 
 __all__ = ["file_of", "frames", "innermost", "tidy", "users"]
 

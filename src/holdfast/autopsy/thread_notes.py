@@ -12,14 +12,14 @@ import threading
 __all__ = ["install", "split"]
 
 _MARK = "holdfast-note: "
-_NOTES = 20  # of one worker, at most
-_LONGEST = 300  # bytes
+_MAX_NOTES = 20  # of one worker, at most
+_MAX_NOTE_BYTES = 300  # bytes
 
 
 def install(fd: int) -> None:
     """Note the exceptions that end threads of this process; the previous hook runs as well."""
     before = threading.excepthook
-    left = _NOTES
+    left = _MAX_NOTES
 
     def hook(args: threading.ExceptHookArgs) -> None:
         nonlocal left
@@ -28,7 +28,7 @@ def install(fd: int) -> None:
             name = args.thread.name if args.thread is not None else "unknown"
             words = f"thread {name!r} ended with {args.exc_type.__name__}: {args.exc_value}"
             line = _MARK + " ".join(words.split())
-            os.write(fd, line.encode(errors="replace")[:_LONGEST] + b"\n")
+            os.write(fd, line.encode(errors="replace")[:_MAX_NOTE_BYTES] + b"\n")
         before(args)
 
     threading.excepthook = hook

@@ -7,26 +7,25 @@ all later workers, and a sample that crashes would end the doctor.
 from __future__ import annotations
 
 import logging
-import re
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.data
 
 from holdfast.autopsy.catalogue import UNKNOWN
-from holdfast.doctor.fingerprint import changed, fingerprint
+from holdfast.autopsy.readers import procfs
+from holdfast.doctor.dataset_changes import changed, fingerprint
 from holdfast.loader import DataLoader
-from holdfast.memory.sizes import deep_size
+from holdfast.packed.object_sizes import deep_size
 
 __all__ = ["Samples", "Troubled", "as_they_are", "load_samples", "rate", "trouble_of"]
 
-_STALL = 60.0
+_STALL_TIMEOUT = 60.0
 
 
 @dataclass
@@ -76,7 +75,7 @@ class _Watched(torch.utils.data.Dataset[Any]):
     def __getitem__(self, number: int) -> dict[str, Any] | None:
         notes: dict[str, Any] = {}
         if number == 0:
-            notes["start"] = _private()
+            notes["start"], _ = _private_and_resident()
             self.before = fingerprint(self.dataset, self.positions)
         begun = time.perf_counter()
         try:
@@ -86,7 +85,7 @@ class _Watched(torch.utils.data.Dataset[Any]):
         notes["seconds"] = time.perf_counter() - begun
         notes["nbytes"] = deep_size(sample)
         del sample
-        notes["private"], notes["resident"] = _private(), _resident()
+        notes["private"], notes["resident"] = _private_and_resident()
         if number == 0:
             self.first = fingerprint(self.dataset, self.positions)
         if number == len(self.positions) - 1:
@@ -128,7 +127,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
         num_workers=1,
         multiprocessing_context=method,
         max_restarts=0,
-        stall_timeout=_STALL,
+        stall_timeout=_STALL_TIMEOUT,
     )
     try:
         with loader, trouble_of(loader):
@@ -160,7 +159,7 @@ def trouble_of(loader: Any) -> Iterator[None]:
             incident = loader.incidents[-1]
             remedy = f"holdfast explain {incident.cause}" if incident.cause != UNKNOWN else ""
             raise Troubled(f"the worker {incident.what()}", incident.report(), remedy) from error
-        raise Troubled(_last_words(error), str(error), _SKIP) from error
+        raise Troubled(_last_line(error), str(error), _SKIP) from error
     finally:
         log.disabled = before
 
@@ -168,7 +167,7 @@ def trouble_of(loader: Any) -> Iterator[None]:
 _SKIP = "DataLoader(…, on_bad_sample='skip')   # holdfast's: costs one sample, not the run"
 
 
-def _last_words(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     """The line of the error itself, without the worker's traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if "Traceback" not in str(error):
@@ -188,7 +187,7 @@ def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: A
             num_workers=workers,
             collate_fn=collate,
             max_restarts=0,
-            stall_timeout=_STALL,
+            stall_timeout=_STALL_TIMEOUT,
         )
         with trouble_of(loader):
             return _measure(loader, batch_size, workers, seconds)
@@ -224,14 +223,8 @@ class _Again(torch.utils.data.Sampler[int]):
             yield from range(self.count)
 
 
-def _private() -> int:
-    return _rollup(r"Private_\w+")
-
-
-def _resident() -> int:
-    return _rollup("Rss")
-
-
-def _rollup(names: str) -> int:
-    written = Path("/proc/self/smaps_rollup").read_text()
-    return sum(map(int, re.findall(rf"^{names}:\s+(\d+) kB", written, re.MULTILINE))) << 10
+def _private_and_resident() -> tuple[int, int]:
+    """Bytes of this process; zeros if they cannot be read."""
+    sizes = procfs.rollup("self") or {}
+    private = sum(size for name, size in sizes.items() if name.startswith("Private_"))
+    return private, sizes.get("Rss", 0)

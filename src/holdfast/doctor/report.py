@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.doctor.check import Check, worst
+from holdfast.doctor.finding import Check, worst
 
 __all__ = ["as_json", "show"]
 

@@ -11,10 +11,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from holdfast import kernel
-from holdfast.autopsy.machine import Machine
-from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, process, text
+from holdfast.autopsy.machine_facts import MachineFacts
+from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, procfs, text
+
+if TYPE_CHECKING:
+    from holdfast.private_names import Part
 
 __all__ = ["Surroundings"]
 
@@ -23,7 +27,7 @@ __all__ = ["Surroundings"]
 class Surroundings:
     """The machine, and the Python we run in. None means unknown."""
 
-    machine: Machine
+    machine: MachineFacts
     confined: cgroup.Confinement
     environment: Mapping[str, str]
     cores: int  # that this process may run on, whatever its quota
@@ -41,14 +45,15 @@ class Surroundings:
     opencv: int | None = None  # threads it would use; None: not installed
     opencv_loaded: bool = False
     container: str = ""  # what kind of container this is; "" for none
+    private_names: tuple[Part, ...] = ()  # empty if torch is not installed
     kernel: Mapping[str, kernel.Feature] = field(default_factory=dict)  # by name, as found here
 
     @classmethod
-    def look(
+    def read(
         cls, roots: Roots = HERE, environment: Mapping[str, str] | None = None
     ) -> Surroundings:
         known = os.environ if environment is None else environment
-        seen = Machine.look(roots, known)
+        seen = MachineFacts.read(roots, known)
         log = kernel_log.read(roots, commands=roots == HERE)
         return cls(
             machine=seen,
@@ -57,7 +62,7 @@ class Surroundings:
             cores=kernel.cores(),
             commit=_commit(roots),
             kernel_log=None if log is None else log.source,
-            threads=process.threads("self", roots) or 1,
+            threads=procfs.threads("self", roots) or 1,
             thread_names=tuple(
                 thread.name
                 for thread in threading.enumerate()
@@ -68,6 +73,7 @@ class Surroundings:
             torch=_version("torch"),
             numpy=_version("numpy"),
             sharing=_sharing(),
+            private_names=_private_names(),
             openmp=_openmp(roots),
             opencv=_opencv(),
             opencv_loaded="cv2" in sys.modules,
@@ -101,6 +107,14 @@ def _sharing() -> str | None:
     import torch.multiprocessing
 
     return str(torch.multiprocessing.get_sharing_strategy())  # type: ignore[no-untyped-call]
+
+
+def _private_names() -> tuple[Part, ...]:
+    if importlib.util.find_spec("torch") is None:
+        return ()
+    from holdfast.private_names import PARTS
+
+    return tuple(PARTS)
 
 
 def _openmp(roots: Roots) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import torch.utils.data
 
 from holdfast.doctor.probe import trouble_of
 from holdfast.loader import DataLoader
-from holdfast.memory.leaks import Findings, Tracer
+from holdfast.worker.leak_tracer import Findings, Tracer
 
 __all__ = ["trace"]
 
@@ -64,7 +64,7 @@ def trace(
     samples: int,
     rounds: int,
     method: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """What grows from round to round in one worker; raises `Troubled` if the worker fails.
 
@@ -86,6 +86,6 @@ def trace(
             found = found or answer
             if loaded % samples == 0:
                 turn = loaded // samples
-                say(f"round {turn} of {rounds + 1}" + (", to warm up" if turn == 0 else ""))
+                progress(f"round {turn} of {rounds + 1}" + (", to warm up" if turn == 0 else ""))
     assert found is not None
     return found

@@ -1,45 +1,46 @@
-"""How the stream of an iterable dataset is continued by another process, and what that has shown.
+"""How another process continues the stream of an iterable dataset, and whether that was exact:
+pure.
 
-Nobody can ask a stream for its batch number 57. The process that takes a worker's place has two
-ways to get there: it loads the state that the dataset or its iterator gave (``state_dict``), or it
-draws again, from the start of the epoch, all that was delivered and drops it. Either may lead
-somewhere else. A state may leave out a shuffle buffer; what is drawn again may be shuffled by the
-time of day. So neither is trusted:
+A stream cannot be asked for its batch number 57. The process that takes a worker's place has two
+ways to get there. It can load the state that the dataset or its iterator gave (``state_dict``). Or
+it can *replay*: draw again, from the start of the epoch, everything that was delivered, and drop
+it. Either way may lead to another stream. A state may not include a shuffle buffer; a replay may be
+shuffled by the time of day. So neither is trusted:
 
-- Every batch that is delivered leaves a fingerprint (see `fingerprint`) in the main process.
-- With a state: that from *before* the last delivered batch is loaded, and the random state from
-  before it; the batch is made again and compared. Equal, the stream goes on from there. Else, or if
-  ``load_state_dict`` raised, that copy of the dataset is of no use any more, since nobody can take
-  a state back. The process leaves and another one, forked from the same nursery, is told to draw
-  again instead. That is no death: nothing is counted or reported.
-- Drawn again, every batch that is dropped is compared. Where one differs, this stream does not
-  repeat itself: there is no way to continue it exactly, and that is said.
-- An exception where there was none before (a connection that is lost, perhaps) says nothing about
-  the stream: another process tries the same again, up to `ATTEMPTS` times, and the exception is
-  told.
-- A stream that ends, drawn again, before what it had delivered cannot be continued at all: the
-  epoch would have fewer batches than it would have had, and ranks that count on it would wait for
-  each other for ever. That is an error.
+- The main process keeps a fingerprint (see `batch_fingerprint`) of every batch that is delivered.
+- With a state: the state from *before* the last delivered batch is loaded, with the random state
+  from before it. The batch is made again and compared. If it is equal, the stream goes on from
+  there. If it is not, or ``load_state_dict`` raised, that copy of the dataset cannot be used any
+  more, because loading a state cannot be undone. The process exits, and another one from the same
+  nursery (the process that forks workers) is told to replay instead. That is no death: it is
+  neither counted nor reported.
+- In a replay every dropped batch is compared. If one differs, the stream is not deterministic. It
+  cannot be continued exactly, and the log says so.
+- An exception where there was none before (a lost connection, for example) says nothing about the
+  stream. Another process tries the same way again, up to `ATTEMPTS` processes in all, and the
+  exception is logged.
+- If a replay ends earlier than what was delivered, the stream cannot be continued at all. The epoch
+  would have too few batches, and other ranks would wait for them for ever. That is an error.
 
-What that shows, and what it does not. After a replay: all that had been delivered came again, in
-order. After loading a state: the last delivered batch came again. In both cases as far as a
-fingerprint sees, and what comes after it is the dataset's: a state that is right about the last
-batch and wrong about the next is not noticed. A stream that gives less from there on than it would
-have given is noticed at the end of the epoch, and only if the user has asked for its length. If
-nothing of this epoch had been delivered there is nothing to compare, and nothing is claimed.
+What the comparison shows: after a replay, that everything delivered came again, in order; after
+loading a state, that the last delivered batch came again. Both only as far as fingerprints can
+tell. It shows nothing about the batches that follow. A state that is right for the last batch and
+wrong for the next is not noticed. A stream that is shorter from there on is noticed at the end of
+the epoch, and only if the user has asked for its length. If nothing of this epoch had been
+delivered, there is nothing to compare, and nothing is claimed.
 
-Persistent workers begin another epoch with the dataset they have. Some datasets keep a state that
-was loaded and begin every later epoch from it too (Hugging Face's, unless ``set_epoch`` is called):
-after a proof as above the next epoch would be short. So before a state of a dataset is loaded in
-such a pool for the first time, a process of its own tries that (`PROBE`): it loads the state and
-calls ``iter()`` twice. If the second begins where the first did, states are not used in this pool.
-The state of an iterator has no such effect.
+Persistent workers begin another epoch with the dataset they have. Some datasets keep a loaded state
+and begin every later epoch from it (Hugging Face's, unless ``set_epoch`` is called): after a
+successful comparison the next epoch would be too short. So before a state of a dataset is loaded
+for the first time in such a pool, a separate process tests that (`PROBE`): it loads the state and
+calls ``iter()`` twice. If the second iterator begins where the first did, this pool does not use
+states. The state of an iterator has no such effect.
 
-`REST` is a replay in a later epoch of a persistent worker that begins with the state the dataset
-had between the epochs; `REPLAY` loads nothing, and goes through the epochs before by drawing one
+`REST` is a replay in a later epoch of a persistent worker. It begins with the state that the
+dataset had between the epochs. `REPLAY` loads nothing, and passes the earlier epochs by drawing one
 sample of each.
 
-Here is what both sides know. What the new process does is in `take_up`.
+This module has what both sides know. What the new process does is in `worker.stream_resumption`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from holdfast.engine.fingerprint import NO_BATCH
+from holdfast.worker.batch_fingerprint import NO_BATCH
 
 __all__ = [
     "AGAIN",
@@ -62,25 +63,25 @@ __all__ = [
     "STATE",
     "TO_DO",
     "TRUST",
-    "Course",
-    "Finding",
-    "NoWay",
-    "Plan",
+    "CannotResume",
     "Recovery",
+    "ResumptionPlan",
+    "ResumptionResult",
+    "StreamProgress",
     "Way",
-    "choose",
-    "no_way",
+    "cannot_resume",
+    "choose_plan",
 ]
 
 Recovery = Literal["auto", "state", "replay", "raise"]
 Way = Literal["probe", "state", "trust", "rest", "replay"]
-PROBE: Final = "probe"  # whether a state that was loaded is used once only
-STATE: Final = "state"  # from the state before the last batch, which is made again
-TRUST: Final = "trust"  # from the state after it, and nothing is compared
-REST: Final = "rest"  # drawn again from the state before this epoch
-REPLAY: Final = "replay"  # drawn again, without any state
+PROBE: Final = "probe"  # test whether a loaded state affects one epoch only
+STATE: Final = "state"  # load the state before the last batch, which is made again
+TRUST: Final = "trust"  # load the state after it, and compare nothing
+REST: Final = "rest"  # replay from the state before this epoch
+REPLAY: Final = "replay"  # replay without any state
 AGAIN: Final = frozenset({REST, REPLAY})
-ATTEMPTS: Final = 3  # processes that try one way, if an exception ends it that was not there before
+ATTEMPTS: Final = 3  # processes that try one way, if each ends with a new exception
 NO_STATE: Final = (
     'iterable_recovery="state" continues a stream from its state only, and neither the dataset nor '
     "its iterator gave one (state_dict() and load_state_dict())"
@@ -91,28 +92,29 @@ TO_DO: Final = "To have it repeat itself, and how: holdfast explain stream-not-r
 
 
 @dataclass(slots=True)
-class Course:
-    """What the main process keeps of one worker's stream: where it is, and how one gets there."""
+class StreamProgress:
+    """What the main process keeps about one worker's stream: its position, and how to get there."""
 
     marks: array[int] = field(default_factory=lambda: array("Q"))
-    """The fingerprints of what was delivered in this epoch."""
+    """The fingerprints of the batches delivered in this epoch."""
     state: bytes | None = None
-    """Of the dataset, after the last answer; see `take_up.state_now`."""
+    """Of the dataset, after the last answer; see `stream_resumption.state_now`."""
     state_before: bytes | None = None
-    """And before it, if that was a batch and not the first of its epoch."""
+    """Of the dataset, before the last answer, if that was a batch and not the first of its
+    epoch."""
     epoch_state: bytes | None = None
-    """The random state when this epoch began, if it was not the first."""
-    resting_state: bytes | None = None
-    """Of the dataset alone, before this epoch."""
+    """The random state at the start of this epoch, if it is not the first."""
+    state_between_epochs: bytes | None = None
+    """Of the dataset, before this epoch."""
     seed: int | None = None
-    """What all workers share in this epoch; it may be one that the consumer has left already."""
+    """The shared seed of this epoch, which the consumer may have left already."""
     state_error: str = ""
-    """Why there is no state, in words, if the dataset should have given one."""
+    """Why there is no state, if the dataset should have given one."""
     raised: int = 0
-    """Processes in a row that met an exception on their way there."""
+    """How many processes in a row have failed with an exception on the way."""
 
     def received(self, mark: int, state: bytes | None) -> None:
-        """An answer has come."""
+        """An answer has arrived."""
         self.state_before = self.state if self.marks and mark != NO_BATCH else None
         self.state = state
         if state is not None:
@@ -121,54 +123,54 @@ class Course:
             self.marks.append(mark)
 
     def resumed(self, epoch_state: bytes, seed: int | None = None) -> None:
-        """Another epoch has begun; the state that came with that is the one before it."""
+        """Another epoch has begun. The last state that arrived is that before it."""
         self.epoch_state, self.seed = epoch_state, seed
-        self.resting_state, self.state, self.state_before = self.state, None, None
+        self.state_between_epochs, self.state, self.state_before = self.state, None, None
         self.marks = array("Q")
 
     def forget_states(self) -> None:
-        """Those of the dataset lead to something that is given up."""
+        """Drop the dataset's states: they lead to a sample that is given up."""
         self.state = self.state_before = None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How a process takes up a stream."""
+class ResumptionPlan:
+    """How a process continues a stream."""
 
     way: Way
-    marks: bytes  # what it is compared with: of the last batches that were delivered,
-    delivered: int = 0  # of so many
+    marks: bytes  # fingerprints of the last delivered batches, to compare with
+    delivered: int = 0  # batches in this epoch
     state: bytes | None = None  # to be loaded
-    random_before: bytes | None = None  # before the last batch, if that is made again
-    last: bool = True  # there is no other way: go on whatever is found
-    attempts: int = 1  # processes that may still try this way, with this one
-    tried: bool = False  # another state did not give the last batch again
+    random_before: bytes | None = None  # random state before the last batch, if it is made again
+    last: bool = True  # there is no other way: go on whatever the result is
+    attempts: int = 1  # processes that may still try this way, including this one
+    tried: bool = False  # the way `STATE` has failed before
 
 
 @dataclass(frozen=True, slots=True)
-class NoWay:
-    """It cannot be continued as the user wants it."""
+class CannotResume:
+    """The stream cannot be continued in the way that the user has asked for."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What came of it."""
+class ResumptionResult:
+    """The result of continuing a stream."""
 
     way: Way
-    exact: bool | None = None  # None if nothing was compared, or not all could be
-    delivered: int = 0  # batches that had been, in this epoch
-    differs: int | None = None  # the first of them that came out another, counted from 0
-    different: int = 0  # how many did
-    unseen: int = 0  # how many hold something that fingerprints do not see
-    ended: int | None = None  # it ended after so many of them
-    error: str | None = None  # what was raised on the way, and was not before
-    tried: bool = False  # a state did not give the last batch again, and one is used all the same
-    leaves: bool = False  # the process goes: another way is to be tried
+    exact: bool | None = None  # None if nothing was compared, or not everything could be
+    delivered: int = 0  # batches that had been delivered in this epoch
+    differs: int | None = None  # the first of them that differs, counted from 0
+    different: int = 0  # how many differ
+    unseen: int = 0  # how many hold objects that fingerprints cannot look into
+    ended: int | None = None  # the replay ended after this many of them
+    error: str | None = None  # what was raised on the way, and had not been raised before
+    tried: bool = False  # the way `STATE` had failed before
+    leaves: bool = False  # the process exits, and another way is to be tried
     unfit: frozenset[str] = frozenset()  # ways that need not be tried again in this pool
-    private: int | None = None  # bytes of its own, when it was there
-    too_large: bool = False  # it had grown too much on the way for this to be of use
+    private: int | None = None  # private bytes of the process, when it had got there
+    too_large: bool = False  # it grew too much on the way to be of use
 
     @property
     def to_be_tried_again(self) -> bool:
@@ -183,7 +185,7 @@ class Finding:
         return self.ended is not None or (self.way == TRUST and self.error is not None)
 
     def in_words(self) -> str:
-        """What was shown, to be read after a colon."""
+        """What was compared and found, as the end of a sentence."""
         many = _batches(self.delivered)
         if self.error is not None and self.way != TRUST and self.delivered and not self.exact:
             then = "" if self.ended is None else f", and ended after {self.ended}"
@@ -230,7 +232,7 @@ class Finding:
             )
         if self.exact is None:
             return (
-                "nothing of this epoch had been delivered by this worker, or all of it, so there "
+                "this worker had delivered nothing of this epoch, or all of its part, so there "
                 "was nothing to compare"
             )
         return (
@@ -244,52 +246,56 @@ def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
 
 
-def no_way(recovery: Recovery, course: Course) -> NoWay | None:
-    """Why a stream of which something is still to come cannot be taken up, if so: pure."""
-    if recovery != "state" or not course.marks or course.state is not None:
+def cannot_resume(recovery: Recovery, progress: StreamProgress) -> CannotResume | None:
+    """Why a stream that has not ended cannot be continued, if so."""
+    if recovery != "state" or not progress.marks or progress.state is not None:
         return None
-    return NoWay(_STATE_FAILED + course.state_error if course.state_error else NO_STATE)
+    error = progress.state_error
+    return CannotResume(_STATE_FAILED + error if error else NO_STATE)
 
 
-def choose(
+def choose_plan(
     recovery: Recovery,
-    course: Course,
+    progress: StreamProgress,
     *,
     exhausted: bool,
-    passed: int,
+    epochs_done: int,
     persistent: bool,
     unfit: Collection[str],
     random_before: bytes | None,
-) -> Plan | NoWay:
-    """The first way that can be tried, from what is known: pure.
+) -> ResumptionPlan | CannotResume:
+    """The first way to try.
 
-    `exhausted` if the stream had ended and only another epoch can follow; `passed` epochs were
-    before this one; `unfit` are the ways that have been shown not to lead there.
+    - `exhausted`: the stream had ended, so only another epoch can follow.
+    - `epochs_done`: the number of epochs before this one.
+    - `unfit`: the ways that have failed.
     """
-    delivered, attempts = len(course.marks), max(1, ATTEMPTS - course.raised)
-    ways: list[Plan] = []
-    if exhausted or not course.marks:
-        # Nothing to compare. A dataset at rest may have learned from the epochs before.
-        resting = course.state if exhausted else course.resting_state
+    delivered, attempts = len(progress.marks), max(1, ATTEMPTS - progress.raised)
+    ways: list[ResumptionPlan] = []
+    if exhausted or not progress.marks:
+        # Nothing to compare. The state between epochs may contain what earlier epochs changed.
+        resting = progress.state if exhausted else progress.state_between_epochs
         if resting is not None and recovery != "replay":
-            ways.append(Plan(REST, b"", state=resting))
-        ways.append(Plan(REPLAY, b""))
+            ways.append(ResumptionPlan(REST, b"", state=resting))
+        ways.append(ResumptionPlan(REPLAY, b""))
     else:
-        if recovery != "replay" and course.state_before is not None and random_before is not None:
-            last = course.marks[-1:].tobytes()
-            ways.append(Plan(STATE, last, delivered, course.state_before, random_before))
+        if recovery != "replay" and progress.state_before is not None and random_before is not None:
+            last = progress.marks[-1:].tobytes()
+            ways.append(
+                ResumptionPlan(STATE, last, delivered, progress.state_before, random_before)
+            )
         if recovery == "state":
-            none = no_way(recovery, course)
+            none = cannot_resume(recovery, progress)
             if none is not None:
                 return none
-            ways.append(Plan(TRUST, b"", delivered, course.state, tried=STATE in unfit))
+            ways.append(ResumptionPlan(TRUST, b"", delivered, progress.state, tried=STATE in unfit))
         else:
-            marks = course.marks.tobytes()
-            if recovery == "auto" and passed and course.resting_state is not None:
-                ways.append(Plan(REST, marks, delivered, course.resting_state))
-            ways.append(Plan(REPLAY, marks, delivered))
+            marks = progress.marks.tobytes()
+            if recovery == "auto" and epochs_done and progress.state_between_epochs is not None:
+                ways.append(ResumptionPlan(REST, marks, delivered, progress.state_between_epochs))
+            ways.append(ResumptionPlan(REPLAY, marks, delivered))
     left = [plan for plan in ways if plan.way not in unfit] or ways[-1:]
     plan = left[0]
     if persistent and recovery == "auto" and plan.state is not None and PROBE not in unfit:
-        return Plan(PROBE, b"", plan.delivered, plan.state, last=False)
+        return ResumptionPlan(PROBE, b"", plan.delivered, plan.state, last=False)
     return replace(plan, last=len(left) == 1, attempts=attempts)

@@ -1,30 +1,61 @@
-"""What begins anew with every epoch of a pool."""
+"""The state of one epoch of a pool, and what may take the place of a batch in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from holdfast.engine import vocabulary as v
-from holdfast.engine.answers import Refused
+from holdfast.engine import events as ev
+from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Account
-from holdfast.samples.record import BadSample
+from holdfast.worker.exceptions import Failure
+from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["Epoch", "Taken"]
+__all__ = ["NO_BATCH", "Epoch", "Failed", "Reported", "StartRefused", "Taken"]
 
 
-Taken = v.Delivery | v.GaveUp | Refused | v.End
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker's answer that is an error."""
+
+    failure: Failure
+
+
+NO_BATCH = frozenset({Failed, ev.Poisoned, type(DROPPED)})
+"""The types of answers that take the place of a `Batch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker's answer, and the bad samples it met on the way."""
+
+    result: Any  # a `Batch`, `Failed` or `DROPPED`
+    bad: tuple[BadSample, ...]
+    samples: int | None = None  # of a stream that the batch took, if not as many as were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    """A worker could not begin: the main module or the blueprint did not load."""
+
+    worker: int
+    pid: int | None
+    failure: Failure
+
+
+Taken = ev.Delivery | ev.GaveUp | StartRefused | ev.End
 
 
 @dataclass(slots=True)
 class Epoch:
-    """Under the pool's lock, as everything of it."""
+    """Used under the pool's lock only."""
 
     shared_seed: int | None
     account: Account | None = None  # of bad samples; None to let them raise
     unclaimed: list[BadSample] = field(default_factory=list)  # reported with a replica's end
     due: int = 0  # indices that are to be drawn from the sampler
     drawn: int = 0  # indices that were
-    delivered: v.Delivery | v.End | v.GaveUp | None = None  # by the machine; the consumer's next
+    delivered: ev.Delivery | ev.End | ev.GaveUp | None = None  # by the machine; the consumer's next
     taken: Taken | None = None  # until the consumer has made its batch of it
     ended: bool = False
-    sampler_error: str | None = None  # the last word of the sampler
+    sampler_error: str | None = None  # what the sampler raised, if it has given nothing since

@@ -1,20 +1,37 @@
-"""Batches on their way: drawn, handed to a worker, made, delivered.
+"""Tasks: from the sampler to a worker, and from the worker to the consumer.
+
+A task is a batch to be made. It is in one of these states (`TaskState`):
+
+| state | meaning                               | event or reason: next state                      |
+| ----- | ------------------------------------- | ------------------------------------------------ |
+| HELD  | drawn, with a worker assigned; waits  | there is room for its batch: `Dispatch`, SENT    |
+|       | in `held_back` for room in the budget | (at once, if so when it is drawn)                |
+|       |                                       | its replica ended: dropped                       |
+| SENT  | among the `items` of its seat; the    | `BatchReady`: DONE                               |
+|       | worker owes an answer                 | `WorkerExited`: `Dispatch` to the successor,     |
+|       |                                       | SENT                                             |
+|       |                                       | its sample is blamed for deaths and cannot be    |
+|       |                                       | left out: DONE, the result is `Poisoned`         |
+|       |                                       | its replica ended: dropped                       |
+| DONE  | answered                              | the consumer asked, and it is next: `Deliver`    |
+|       |                                       | its epoch is over: dropped                       |
+
+`EpochBegan` drops the results of tasks of the epoch before, not the tasks: those that are HELD or
+SENT are still made, because torch's workers make them too and it shows in their random state.
 
 Which worker makes a batch is decided when its indices are drawn, and they are drawn when torch
-would draw them: both show in random states. What the budget decides is when a task is *handed* to
-its worker. Until then it waits, in one queue for all, so that the batch the consumer needs next is
-always among those in flight. In flight is what is being made, each counted as large as the largest
-batch so far, and what has arrived and is not unpacked.
+would draw them, because both show in random states. The budget only decides when a task is sent.
+Tasks that wait for that are in one queue for all workers, so the batch that the consumer needs next
+is always in flight. In flight are the batches being made, each counted with the size of the largest
+batch so far, and the batches that have arrived and are not unpacked yet.
 
 A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
-persistent workers); trials stand between them and leave no trace in what a worker does later.
+persistent workers). Isolation tests come between them and do not affect later items.
 
-Batches that are small and quick are made further ahead than ``prefetch`` (`Hurried`), where it
-cannot be seen: map-style data, in order, workers that are not kept for another epoch, and a sampler
-whose draws leave no trace. With large batches nothing is gained by it, and memory would be lost.
-
-Tasks left over when the consumer starts a new epoch early are still executed, because torch's
-workers execute them too and their random state shows it; their results are dropped.
+Small batches that follow each other quickly (`Hurried`) are made further ahead than ``prefetch``,
+where that makes no visible difference: map-style data, in order, with workers that are not kept for
+another epoch, and a sampler whose draws have no side effect. With large batches it would save no
+time and cost memory.
 """
 
 from __future__ import annotations
@@ -24,8 +41,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from holdfast.engine.seats import Seat, SeatState
-from holdfast.engine.vocabulary import (
+from holdfast.engine.events import (
     END,
     Action,
     BatchReady,
@@ -48,19 +64,20 @@ from holdfast.engine.vocabulary import (
     Task,
     TaskState,
 )
+from holdfast.engine.seats import Seat, SeatState
 
-__all__ = ["NONE", "BeforeSizesAreKnown", "Flow"]
+__all__ = ["NO_ACTIONS", "BeforeSizesAreKnown", "Flow"]
 
-DEEPEST: Final = 16  # batches ahead for each worker, at most, when they are small and quick,
-AHEAD: Final = 1 << 20  # and bytes of them
+MAX_DEPTH: Final = 16  # batches ahead for each worker, if they are small and quick
+MAX_AHEAD_BYTES: Final = 1 << 20  # bytes of these
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
-NONE: Final[tuple[Action, ...]] = ()
+NO_ACTIONS: Final[tuple[Action, ...]] = ()
 _DRAW_ONE: Final = Draw(1)
 _SENT, _DONE, _RUNNING = TaskState.SENT, TaskState.DONE, SeatState.RUNNING
 
 
 class Flow(abc.ABC):
-    """The part of the machine that knows tasks and bytes, and nothing of deaths."""
+    """The part of the machine that handles tasks and bytes. It does not handle deaths."""
 
     def __init__(
         self,
@@ -73,72 +90,74 @@ class Flow(abc.ABC):
     ) -> None:
         workers = len(seats)
         self.seats = seats
-        """To be read."""
+        """Read-only for callers."""
         self.workers = workers
         self.limit = workers * prefetch
         self.in_order = in_order
         self.epoch = 0
         self.failure: GaveUp | None = None
         self.continued: int | None = None
-        """A worker whose stream another process has gone on with, in this epoch."""
+        """A worker whose stream was continued by another process in this epoch."""
         self.room: int | None = None
         """Bytes that may be in flight; None: no limit."""
         self.largest = largest
         self.in_flight = 0
-        """Bytes: what is being made, and what has arrived and is not unpacked."""
+        """Bytes of batches that are being made, or have arrived and are not unpacked."""
         self.peak = 0
-        """Bytes that were in flight at the most."""
+        """The largest value of `in_flight` so far."""
         self.held_back: deque[Task | tuple[Seat, Resumption]] = deque()
-        """What waits for memory, or behind that."""
+        """Tasks that wait for room in the budget, and what is queued behind them."""
         self._at_first = before_sizes_are_known
-        self._making = 0  # tasks handed out and not answered
-        self._arrived_bytes = 0  # of answers, until they are unpacked or dropped
-        self._unread = 0  # of these: of the batch that the consumer was given last
+        self._making = 0  # tasks sent and not answered
+        self._arrived_bytes = 0  # of results, until they are unpacked or dropped
+        self._unread = 0  # the part of these in the batch that was delivered last
         self._prefetch = prefetch
         self._may_deepen = may_deepen
         self._depth = prefetch  # tasks ahead for each worker
-        self._owed = 0  # draws that are put off, to be made together
-        self._together = 1  # so many
+        self._owed = 0  # draws that are postponed, to be made together
+        self._together = 1  # how many draws are made together
         self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
-        self._arrived: deque[Task] = deque()  # only without order
-        self._asked = False  # the consumer waits
+        self._arrived: deque[Task] = deque()  # only with in_order=False
+        self._asked = False  # the consumer waits for a batch
         self._next_number = 0
         self._next_out = 0
         self._turn = 0
         self._load = [0] * workers  # tasks of each that are not delivered
         self._active = workers  # seats that take tasks in this epoch
-        self._room_each = prefetch  # tasks each of them may have, without order
+        self._room_each = prefetch  # tasks each of them may have, with in_order=False
         self._open = (1 << workers) - 1  # a bit for each seat that can take a task now
         self._drained = False
 
     @abc.abstractmethod
     def _restart(self, seat: Seat) -> list[Action]:
-        """Start a process in a seat that has none, and ask it for what is to be answered there."""
+        """Start a process in a seat that has none, and send it the items of the seat."""
 
-    # -- what may be asked ----------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------
 
     def awaited(self) -> int | None:
-        """The worker that makes the batch the consumer waits for, if it can be told."""
+        """The worker that makes the batch the consumer waits for, if that is known."""
         task = self._tasks.get(self._next_out)
         return None if task is None else task.worker
 
     # -- epochs ---------------------------------------------------------------------------
 
     def _go_to(self, position: Position) -> int:
-        """Begin in the middle of an epoch; how many tasks are drawn first."""
+        """Begin in the middle of an epoch. Returns how many tasks to draw first."""
         self._next_number = self._next_out = position.number
         self._turn = position.turn
         draws = self.limit
         for seat, one in zip(self.seats, position.seats, strict=True):
-            seat.answered, seat.passed, seat.replica = one.answered, one.passed, one.replica
-            if one.ended:
+            seat.answered = one.answered
+            seat.epochs_done, seat.batches_done = one.epochs_done, one.batches_done
+            if one.exhausted:
                 seat.exhausted = True
                 self._end_seat(seat)
-                draws -= self._prefetch - 1  # as if it had ended on the way: see `_close_replica`
+                draws -= self._prefetch - 1  # as if it had ended in this run: see `_close_replica`
         return draws
 
     def _begin_epoch(self, event: EpochBegan) -> Sequence[Action]:
-        """Another epoch on persistent workers. What is still out is executed and dropped."""
+        """Another epoch on persistent workers. Tasks of the last one are still made, then
+        dropped."""
         self.epoch += 1
         self.continued = None
         self._asked = False
@@ -161,10 +180,10 @@ class Flow(abc.ABC):
     # -- from the sampler to a worker -----------------------------------------------------
 
     def _draw(self, event: Drawn) -> Sequence[Action]:
-        """Which worker makes this batch?"""
+        """Assign a worker to this batch, and send it if there is room."""
         worker = self._whose_turn()
         if worker is None:
-            return NONE
+            return NO_ACTIONS
         number = self._next_number
         self._next_number = number + 1
         task = self._tasks[number] = Task(number, event.index, self.epoch, worker, event.keys)
@@ -174,23 +193,24 @@ class Flow(abc.ABC):
             self._open &= ~(1 << worker)
         if self.held_back or not self._fits(task):
             self.held_back.append(task)
-            return NONE
-        return self._hand(self.seats[worker], task)
+            return NO_ACTIONS
+        return self._send(self.seats[worker], task)
 
     def _hurry(self, event: Hurried) -> Sequence[Action]:
-        """Make more ahead, if batches are small: then neither side has to wake the other for each.
+        """Make more batches ahead, if they are small, so that one wake-up serves several.
 
-        Draws are put off until a quarter of what is ahead is owed, so that a worker gets several
-        tasks at once. What is ahead never falls below three quarters, so nothing waits for them.
+        Draws are postponed until a quarter of the batches ahead are due, so that a worker gets
+        several tasks at once. Three quarters of them are always ahead, so no side waits for a draw.
         """
         if not self._may_deepen or self.largest is None:
-            return NONE
+            return NO_ACTIONS
         more = self._deepen(self.largest)
-        return (Draw(more),) if more > 0 else NONE
+        return (Draw(more),) if more > 0 else NO_ACTIONS
 
     def _deepen(self, largest: int) -> int:
-        """Go as deep as batches of this size allow; how many more, or fewer, tasks that is."""
-        depth = max(self._prefetch, min(DEEPEST, AHEAD // largest))
+        """Choose the depth for batches of this size. Returns how many tasks more (or fewer) that
+        is."""
+        depth = max(self._prefetch, min(MAX_DEPTH, MAX_AHEAD_BYTES // largest))
         more = (depth - self._depth) * self.workers
         self._depth = depth
         self.limit += more
@@ -199,7 +219,7 @@ class Flow(abc.ABC):
 
     def _drain(self, event: Drained) -> Sequence[Action]:
         self._drained = True
-        return NONE
+        return NO_ACTIONS
 
     def _whose_turn(self) -> int | None:
         """torch's rule: the next worker in turn that can take a task."""
@@ -218,7 +238,7 @@ class Flow(abc.ABC):
         return worker
 
     def _end_seat(self, seat: Seat) -> None:
-        """It takes no more tasks in this epoch."""
+        """The seat takes no more tasks in this epoch."""
         if seat.ended:
             return
         seat.ended = True
@@ -227,17 +247,18 @@ class Flow(abc.ABC):
         each = self.limit // self._active if self._active else 0
         if each == self._room_each or self.in_order:
             return
-        self._room_each = each  # not often: it takes as many values as twice the root of the limit
+        # Seldom: over an epoch there are at most twice the square root of `limit` values.
+        self._room_each = each
         for one in self.seats:
             if not one.ended and self._load[one.id] < each:
                 self._open |= 1 << one.id
 
     def _fits(self, task: Task) -> bool:
-        """Whether there is room for another batch."""
+        """Whether there is room for the batch of this task."""
         largest = self.largest
         if largest is None:
-            # How large they are is not known yet: nothing but one to see, or one for each worker
-            # where no limit was set that they might exceed.
+            # The size of a batch is not known yet. Make only one, to find out, or one for each
+            # worker where there is no limit that these could exceed.
             largest = 1
             if self._at_first == "one" and self.in_flight:
                 return False
@@ -248,7 +269,7 @@ class Flow(abc.ABC):
             return True
         return not self.in_flight or self.in_flight + largest <= room
 
-    def _hand(self, seat: Seat, item: Task | Resumption) -> Sequence[Action]:
+    def _send(self, seat: Seat, item: Task | Resumption) -> Sequence[Action]:
         seat.items.append(item)
         if isinstance(item, Task):
             item.state = _SENT
@@ -257,10 +278,10 @@ class Flow(abc.ABC):
         if seat.state is _RUNNING or seat.alive:
             return (Dispatch(seat.id, item),)
         if isinstance(item, Resumption) or seat.state is SeatState.PAUSED:
-            return NONE  # no process is started for that alone, or before its time
-        return self._restart(seat) if self.failure is None else NONE
+            return NO_ACTIONS  # no process is started for a resumption alone, or during a pause
+        return self._restart(seat) if self.failure is None else NO_ACTIONS
 
-    def _hand_out(self) -> list[Action]:
+    def _send_held_back(self) -> list[Action]:
         actions: list[Action] = []
         waiting = self.held_back
         while waiting:
@@ -268,18 +289,18 @@ class Flow(abc.ABC):
             if isinstance(first, Task):
                 if not self._fits(first):
                     break
-                actions += self._hand(self.seats[first.worker], first)
+                actions += self._send(self.seats[first.worker], first)
             else:
-                actions += self._hand(*first)
+                actions += self._send(*first)
             waiting.popleft()
         return actions
 
     def _change_room(self, event: RoomChanged) -> Sequence[Action]:
         self.room = event.room
-        return NONE
+        return NO_ACTIONS
 
     def _recount(self) -> None:
-        """After each change of what it is counted from."""
+        """Update `in_flight`. To be called after each change of the values it is made of."""
         self.in_flight = in_flight = self._making * (self.largest or 1) + self._arrived_bytes
         if in_flight > self.peak:
             self.peak = in_flight
@@ -289,63 +310,65 @@ class Flow(abc.ABC):
     def _batch_ready(self, event: BatchReady) -> None:
         seat = self.seats[event.worker]
         if event.generation != seat.generation:
-            return  # from a worker we have gone on without
-        task = self._answered(seat)
-        if not isinstance(task, Task) or task.number != event.task:
-            raise _mixed_up(task, event.task)
-        self._making -= 1
+            return  # from a process that was replaced
+        task = self._answered_task(seat, event.task)
         nbytes = event.nbytes
         if nbytes is None:
-            nbytes = 1  # what is out counts: "nothing in flight" is to be true
+            nbytes = 1  # not 0, so that `in_flight` is 0 only if nothing is in flight
         else:
             nbytes = max(1, nbytes)
             if self.largest is None or nbytes > self.largest:
                 self.largest = nbytes
                 if self._depth > self._prefetch:
-                    self._owed += self._deepen(nbytes)  # what is too much is not drawn again
+                    self._owed += self._deepen(nbytes)  # negative: that many are not drawn again
         self._finish(task, event.result, nbytes)
         self._recount()
 
     def _finish(self, task: Task, result: Any, nbytes: int) -> None:
         task.state = _DONE
         if task.epoch != self.epoch:
-            return  # left over from an epoch the consumer broke off
+            return  # left over from an epoch that the consumer left early
         task.result = result
         task.nbytes = nbytes
         self._arrived_bytes += nbytes
         if not self.in_order:
             self._arrived.append(task)
 
+    def _answered_task(self, seat: Seat, number: int) -> Task:
+        task = self._answered(seat)
+        if not isinstance(task, Task) or task.number != number:
+            # Not an assertion: a batch in the wrong place must never be delivered, even with -O.
+            raise RuntimeError(f"a worker answered task {number}; expected an answer to {task}")
+        self._making -= 1
+        return task
+
     def _answered(self, seat: Seat) -> Item:
         item = seat.items.popleft()
         seat.answered += 1
         seat.failed_catching_up = 0
-        if seat.stalls or seat.strikes:
-            seat.absolve()
+        if seat.stalls or seat.suspect_exits:
+            seat.clear_suspicion()
         if isinstance(item, Task):
-            seat.replica += 1
+            seat.batches_done += 1
         else:
             assert isinstance(item, Resumption), item
             seat.epoch = item.epoch
-            seat.passed += seat.replica > 0
-            seat.replica = 0
+            seat.epochs_done += seat.batches_done > 0
+            seat.batches_done = 0
             seat.exhausted = False
         return item
 
     def _resumed(self, event: Resumed) -> Sequence[Action]:
         self._answered(self.seats[event.worker])
-        return NONE
+        return NO_ACTIONS
 
     def _replica_ended(self, event: ReplicaEnded) -> Sequence[Action]:
         seat = self.seats[event.worker]
-        task = self._answered(seat)
-        if not isinstance(task, Task) or task.number != event.task:
-            raise _mixed_up(task, event.task)
-        self._making -= 1
+        self._answered_task(seat, event.task)
         return self._close_replica(seat)
 
     def _close_replica(self, seat: Seat) -> Sequence[Action]:
-        """The worker answers nothing more of what it was given for this epoch."""
+        """Drop the tasks of a replica that has ended: its worker will not answer them."""
         seat.exhausted = True
         while seat.items and isinstance(seat.items[0], Task):
             seat.items.popleft()
@@ -354,13 +377,13 @@ class Flow(abc.ABC):
         if self.held_back:
             self.held_back = deque(one for one in self.held_back if not _is_of(one, seat))
         if seat.epoch != self.epoch:
-            return NONE
+            return NO_ACTIONS
         self._end_seat(seat)
         return (_DRAW_ONE,)
 
-    def _give(self, actions: Sequence[Action]) -> Sequence[Action]:
-        """These, and what the consumer has asked for if it is there."""
-        what = self._take()
+    def _with_delivery(self, actions: Sequence[Action]) -> Sequence[Action]:
+        """Add the delivery that the consumer has asked for, if there is one."""
+        what = self._next_delivery()
         if what is None:
             return actions
         self._asked = False
@@ -373,7 +396,7 @@ class Flow(abc.ABC):
                 self._owed = 0
         return [*actions, *given] if actions else given
 
-    def _take(self) -> Delivery | End | GaveUp | None:
+    def _next_delivery(self) -> Delivery | End | GaveUp | None:
         """What the consumer gets now; None if it has to wait."""
         if self._arrived:
             return self._deliver(self._arrived.popleft())
@@ -385,7 +408,7 @@ class Flow(abc.ABC):
                     return self._deliver(task)
                 if not self.seats[task.worker].ended:
                     return self.failure
-                del self._tasks[task.number]  # its replica ended before it
+                del self._tasks[task.number]  # dropped: its replica ended
             self._next_out += 1
         return END
 
@@ -406,11 +429,6 @@ class Flow(abc.ABC):
         self._recount()
 
 
-def _mixed_up(item: Item, number: int) -> RuntimeError:
-    """No assertion: batches that are mixed up must never be delivered."""
-    return RuntimeError(f"a worker answered task {number}, and {item} was to be answered first")
-
-
 def _is_of(item: Task | tuple[Seat, Resumption], seat: Seat) -> bool:
-    """Whether it is a task of the epoch this seat's replica is in."""
+    """Whether this is a task of this seat, in the epoch that its replica is in."""
     return isinstance(item, Task) and item.worker == seat.id and item.epoch == seat.epoch

@@ -1,8 +1,7 @@
-"""What torch's iterator shows in ``_workers``: the processes, as `multiprocessing` shows them."""
+"""What torch's iterator shows in ``_workers``: workers, as `multiprocessing` shows processes."""
 
 from __future__ import annotations
 
-import signal
 import time
 
 from holdfast.engine.pool import Pool
@@ -11,7 +10,7 @@ __all__ = ["WorkerHandle"]
 
 
 class WorkerHandle:
-    """The process in a worker's place, whichever that is now."""
+    """The process that is this worker now."""
 
     daemon = True
 
@@ -40,7 +39,7 @@ class WorkerHandle:
             time.sleep(left)
 
     def terminate(self) -> None:
-        self._pool.signal(self._worker, signal.SIGKILL)
+        self._pool.terminate(self._worker)
 
     kill = terminate
 

@@ -1,45 +1,48 @@
-"""What an exit says: of a sample, of the nursery, and of whether there is another start.
+"""What follows from an exit: for a sample, for the nursery, and for another start.
 
-A sample of map-style data that was being loaded when its worker died is put on trial before it is
-blamed: the next process in that seat first loads it alone. If that one dies of it too, the sample
-is convicted: the driver is told to leave it out (`Convict`) and the batch is redone, or, without a
-policy for bad samples, the batch is given up (`Poisoned`). If it lives, the sample is acquitted and
-the batch redone with it. What can be convicted of what:
+**Samples of map-style data.** A sample that was being loaded when its worker died is *suspected*,
+and is not blamed without an *isolation test*: the next process in that seat first loads the sample
+alone. If that process dies of it too, the sample is to blame. With a policy for bad samples it is
+left out (`BanSample`) and the batch is made again. Without one, the batch is given up (`Poisoned`).
+If the process survives, the batch is made again with the sample in it. How many deaths it takes
+depends on what is known about them:
 
-- A worker that ended by itself (a crash, an exit, a stall, a signal it sent to itself) needs one
-  death in the batch, and one alone.
-- One that was killed (SIGKILL) while memory was short: one, and two alone.
-- One that was killed, and nothing says by which process: two, and then alone three times in a row
-  *in the same instant*. Workers may be killed from outside, at any rate, and then whatever is being
-  loaded dies with them; how often it does so proves nothing. So the worker waits before it loads
-  the sample, for a time drawn at random that is at least `CLOSE` times as long as the sample then
-  takes to kill. A kill that has nothing to do with the sample strikes while the worker waits: that
-  it comes so soon after it, by chance, happens once in `CLOSE` times at most, whatever the rate and
-  the rhythm of the killing. A worker that is killed while it waits has shown that it takes no
-  sample for that, and the suspicion is dropped.
+- The worker ended by its own doing (a crash, an exit, a stall, a signal it sent to itself): one
+  death in the batch raises the suspicion, and one alone proves it.
+- It was killed (SIGKILL) while memory was short: one in the batch, and two alone.
+- It was killed, and nothing shows by which process: two in the batch, and then three alone, in a
+  row, *each shortly after a pause of random length*. Workers may be killed from outside, at any
+  rate, and then whatever is being loaded at that moment is suspected. How often that happens proves
+  nothing. So the worker pauses before it loads the sample, for a random time that is at least
+  `PAUSE_FACTOR` times as long as the sample then takes to kill it. A kill that is unrelated to the
+  sample most probably falls into the pause. It falls into the short time after the pause with a
+  probability of 1 / `PAUSE_FACTOR` at most, whatever the rate and the rhythm of the kills. A worker
+  that is killed during the pause shows that no sample is needed for that, and the suspicion is
+  dropped.
 
-Everything else counts as a restart and as nothing else. Without a way to tell, no sample is
-convicted: `max_restarts` is what ends such a run. Elements of a stream cannot be loaded alone:
-there it takes two deaths in a row that were its own doing, or three that were that or for memory.
-One that kills its worker without a trace is not convicted: `max_restarts` ends the run, and the
-error names it, if all deaths were at the same one.
-With a policy, deaths that convict a sample do not count as restarts: how many may be bad is for
-another limit to say.
+All other deaths only count as restarts. Without evidence no sample is blamed, and `max_restarts`
+ends the run. With a policy for bad samples, deaths that prove a sample bad do not count as
+restarts: another limit says how many samples may be bad.
 
-A start that fails because something is short (processes, memory, descriptors) is no death: it may
-be given back in a moment. It is tried again after a pause, each twice as long as the one before up
-to a limit, while the other workers go on. When that has been so for about half a minute, the
-failure tells of all the tries.
+**Elements of a stream** cannot be loaded alone. There it takes two deaths in a row that were the
+worker's own doing, or three of which some were kills for lack of memory. An element that kills its
+worker without a trace is not blamed: `max_restarts` ends the run, and the error names the element
+if all deaths were at the same one.
 
-A worker that ends by itself before it is ready, three times in a row, cannot start; nor can one go
-on that ends three times in a row while it catches up with its predecessor. One that is killed from
-outside (SIGKILL) says nothing about whether it could: it is started again, if it was not ready yet
-from the second time on after such pauses too. That counts towards the limit of restarts, and is
-nothing else.
+**Starts.** A start that fails because a resource is exhausted (processes, memory, descriptors) is
+no death: the resource may be available again in a moment. It is repeated after a pause, while the
+other workers go on. Each pause is twice as long as the one before, up to a limit. After about half
+a minute the run fails, with an error that lists all tries.
 
-A worker that waits for a lock which was held when it was forked cannot be helped by another from
-the same nursery, and no sample is to blame. After two of them the nursery is made anew (`Renew`),
-from the trainer as it is then. It is not done for ever: the lock may be one that is always held.
+A worker that ends by its own doing three times in a row before it is ready cannot start. The same
+holds for one that ends three times in a row before it has reached the state of its predecessor. A
+kill from outside proves neither: the worker is started again, and the kill counts as a restart. If
+the worker was not ready, there are pauses as above from the second kill on.
+
+**Locks.** If a worker waits for a lock that was held when it was forked, another process from the
+same nursery (the process that forks the workers) would wait for it too, and no sample is to blame.
+After two such stalls the nursery is replaced (`RenewNursery`) by a new fork of the trainer. That is
+done a few times only, because the trainer may hold that lock all the time.
 """
 
 from __future__ import annotations
@@ -50,66 +53,56 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from holdfast.engine import events as ev
 from holdfast.engine.seats import Seat
-from holdfast.engine.vocabulary import (
-    Action,
-    Convict,
-    Exit,
-    Limits,
-    Poisoned,
-    Renew,
-    RestartPolicy,
-    Separate,
-    Task,
-    Trial,
-)
 
-__all__ = ["Restarts", "loading"]
+__all__ = ["Restarts", "is_loading"]
 
-ACQUITTALS: Final = 3  # trials of samples of one batch that prove nothing, before it is given up
-CLOSE: Final = 40  # a death is telling if the pause before was so many times as long,
-TELLING: Final = 3  # and so many of them in a row convict
-LONGEST_TRIAL: Final = 6  # deaths in one trial that prove nothing, before it is dropped
-FIRST_WAIT: Final = 1.5  # seconds to wait before a sample that may be innocent is loaded alone;
-WIDE: Final = 3 * CLOSE  # from the second time on so many times as long as it took to kill,
-LONGEST_WAIT: Final = 10.0  # but no longer
-REMEMBERED: Final = 100  # deaths kept for the story when there is no limit
-REMEMBERED_STRIKES: Final = 10  # deaths in a row at one sample that are kept
-INHERITED: Final = 2  # stalls on a lock that was held at the fork, before there is another fork,
-RENEWALS: Final = 3  # and how often that is done
+MAX_TESTS_PER_BATCH: Final = 3  # isolation tests without a result, before a batch is given up
+PAUSE_FACTOR: Final = 40  # a kill is *prompt* if the pause was this many times as long as it took
+PROMPT_KILLS_NEEDED: Final = 3  # in a row, to blame the sample
+MAX_KILLS_PER_TEST: Final = 6  # without a result, before the test is dropped
+FIRST_PAUSE_SECONDS: Final = 1.5  # before an isolation test, if the sample may not be to blame
+NEXT_PAUSE_FACTOR: Final = 3 * PAUSE_FACTOR  # later pauses are this many times the time to the kill
+LONGEST_PAUSE_SECONDS: Final = 10.0
+KEPT_EXITS: Final = 100  # exits kept for the error message, if there is no limit of restarts
+KEPT_SUSPECT_EXITS: Final = 10  # exits in a row at one sample that are kept
+STALLS_BEFORE_RENEWAL: Final = 2  # on a lock that was held at the fork
+MAX_RENEWALS: Final = 3  # of the nursery
 
-Conclusion = tuple[list[Action], Poisoned | None]
-"""What is to be done, and what stands for the batch that is given up, if one is."""
+Conclusion = tuple[list[ev.Action], ev.Poisoned | None]
+"""What to do, and the result of the batch that is given up, if one is."""
 
 
 class Restarts:
-    """The deaths of one pool, and what is concluded from them."""
+    """Counts the exits of one pool and draws the conclusions."""
 
     def __init__(
         self,
         seats: Sequence[Seat],
-        policy: RestartPolicy,
-        limits: Limits,
+        policy: ev.RestartPolicy,
+        limits: ev.Limits,
         *,
         iterable: bool,
         leaves_out: bool,
     ) -> None:
-        """`leaves_out` if there is a policy for bad samples, so that a batch can do without one."""
+        """`leaves_out`: there is a policy for bad samples, so a batch can be made without one."""
         self.policy = policy
         self.limits = limits
         self.leaves_out = leaves_out
-        self.counted: deque[Exit] = deque()
-        """Those that count towards the limit."""
+        self.counted: deque[ev.Exit] = deque()
+        """Exits that count towards the limit, oldest first."""
         self.renewals = 0  # of the nursery
         self._seats = seats
         self._iterable = iterable
-        self._inherited = 0  # stalls on a lock that was held at the fork, since the last of these
-        self._dice = random.Random(0)  # for pauses that no rhythm of kills can follow
+        self._inherited_stalls = 0  # on a lock that was held at the fork, since the last renewal
+        self._random = random.Random(0)  # for pauses that are independent of the rhythm of kills
 
     # -- starts ---------------------------------------------------------------------------
 
-    def cannot_go_on(self, seat: Seat, exit: Exit, was_ready: bool) -> str | None:
-        """One more death before it could do anything: why that is enough to give it up, if so."""
+    def reason_to_give_up(self, seat: Seat, exit: ev.Exit, was_ready: bool) -> str | None:
+        """Count a death before the worker was ready or had caught up. Returns a reason if these are
+        too many."""
         if exit.from_outside:
             seat.killed_starts += not was_ready
         elif not was_ready:
@@ -122,163 +115,167 @@ class Restarts:
                 return "cannot-catch-up"
         return None
 
-    def may_restart(self, seat: Seat, exit: Exit, conclusions: Sequence[Action]) -> bool:
-        """Count this death, if it counts; whether that is within the limit."""
-        if self._is_spared(seat, exit, conclusions):
+    def may_restart(self, seat: Seat, exit: ev.Exit, conclusions: Sequence[ev.Action]) -> bool:
+        """Count this death, if it counts as a restart. Returns whether the limit is kept."""
+        if self._is_not_counted(seat, exit, conclusions):
             return True
         self.counted.append(exit)
-        self._forget_old()
+        self._drop_expired()
         return self.policy.intensity is None or len(self.counted) <= self.policy.intensity
 
-    def _forget_old(self) -> None:
-        """Of those that count, the ones that no longer do."""
+    def _drop_expired(self) -> None:
+        """Drop the exits that no longer count."""
         counted, policy = self.counted, self.policy
         if policy.intensity is None:
-            while len(counted) > REMEMBERED:
+            while len(counted) > KEPT_EXITS:
                 counted.popleft()
             return
         while counted and counted[0].at < counted[-1].at - policy.period:
             counted.popleft()
 
-    def _is_spared(self, seat: Seat, exit: Exit, conclusions: Sequence[Action]) -> bool:
-        """Whether this death does not count as a restart: it has convicted a sample that is left
-        out, or may yet do so (and is counted when that sample is acquitted)."""
+    def _is_not_counted(self, seat: Seat, exit: ev.Exit, conclusions: Sequence[ev.Action]) -> bool:
+        """Whether this death does not count as a restart: it has proved a sample bad that is left
+        out, or may still do so. (If it does not, `_end_test` counts it.)"""
         if not self.leaves_out:
             return False
-        if any(isinstance(one, Convict) for one in conclusions):
+        if any(isinstance(one, ev.BanSample) for one in conclusions):
             return True
-        trial = seat.trial
-        on_trial = trial is not None and (exit in trial.before or exit in trial.alone)
-        return on_trial and not exit.unproven
+        test = seat.isolation_test
+        tested = test is not None and (exit in test.before or exit in test.alone)
+        return tested and not exit.unproven
 
     # -- blame ----------------------------------------------------------------------------
 
-    def conclude(self, seat: Seat, exit: Exit) -> Conclusion:
-        """What this death says of a sample, or of the nursery."""
+    def conclude(self, seat: Seat, exit: ev.Exit) -> Conclusion:
+        """What follows from this death for a sample, or for the nursery."""
         if exit.inherited and (seat.renewals < self.renewals or exit.with_nursery):
-            return [], None  # it came from a nursery that has been replaced since, or has died too
-        if exit.inherited and self.renewals < RENEWALS:
-            return self._count_inherited(), None
-        sample, trial = _blamed(seat, exit), seat.trial
-        if trial is None:
-            return self._strike(seat, sample, exit)
-        if sample == (trial.task.number, trial.sample):
-            return self._judge(seat, trial, exit)
-        if exit.unproven and all(one.unproven for one in trial.before):
-            self._dismiss(seat, trial)  # it takes no sample to be killed here
+            return [], None  # its nursery has been replaced since, or died too
+        if exit.inherited and self.renewals < MAX_RENEWALS:
+            return self._count_inherited_stall(), None
+        sample, test = _suspected(seat, exit), seat.isolation_test
+        if test is None:
+            return self._suspect(seat, sample, exit)
+        if sample == (test.task.number, test.sample):
+            return self._died_in_test(seat, test, exit)
+        if exit.unproven and all(one.unproven for one in test.before):
+            self._drop_test(seat, test)  # it was killed although it loaded no sample
         return [], None
 
-    def _count_inherited(self) -> list[Action]:
-        self._inherited += 1
-        if self._inherited < INHERITED:
+    def _count_inherited_stall(self) -> list[ev.Action]:
+        self._inherited_stalls += 1
+        if self._inherited_stalls < STALLS_BEFORE_RENEWAL:
             return []
-        self._inherited = 0
+        self._inherited_stalls = 0
         self.renewals += 1
         for one in self._seats:
             one.stalls = 0
-        return [Renew()]
+        return [ev.RenewNursery()]
 
-    def _strike(self, seat: Seat, sample: tuple[int, int | None] | None, exit: Exit) -> Conclusion:
-        """Suspect the sample in flight; try it when there is reason enough to."""
+    def _suspect(
+        self, seat: Seat, sample: tuple[int, int | None] | None, exit: ev.Exit
+    ) -> Conclusion:
+        """Suspect the sample that was being loaded, and test it if there is reason enough."""
         head = seat.head
         if sample is None or head is None:
             return [], None
-        if sample != seat.victim:
-            seat.victim = sample
-            seat.strikes.clear()
-        seat.strikes.append(exit)
-        del seat.strikes[:-REMEMBERED_STRIKES]
+        if sample != seat.suspect:
+            seat.suspect = sample
+            seat.suspect_exits.clear()
+        seat.suspect_exits.append(exit)
+        del seat.suspect_exits[:-KEPT_SUSPECT_EXITS]
         position = sample[1]
-        unproven = all(one.unproven for one in seat.strikes)
-        suspect = len(seat.strikes) >= (2 if unproven else 1)
-        if not self._iterable and head.acquittals + unproven * head.dismissals < ACQUITTALS:
-            if not suspect:
+        unproven = all(one.unproven for one in seat.suspect_exits)
+        enough = len(seat.suspect_exits) >= (2 if unproven else 1)
+        tests = head.tests_passed + (head.tests_dropped if unproven else 0)
+        if not self._iterable and tests < MAX_TESTS_PER_BATCH:
+            if not enough:
                 return [], None
             if self.leaves_out and position is None and not head.apart:
                 head.apart = True
-                seat.absolve()
-                return [Separate(head)], None
+                seat.clear_suspicion()
+                return [ev.LoadSeparately(head)], None
             if position is not None or not self.leaves_out:
-                trial = Trial(head, position, tuple(seat.strikes))
-                self._let_wait(trial)
-                seat.items.appendleft(trial)
+                test = ev.IsolationTest(head, position, tuple(seat.suspect_exits))
+                self._choose_pause(test)
+                seat.items.appendleft(test)
                 return [], None
-        own = sum(not one.from_outside for one in seat.strikes)
-        if own >= 2 or own + sum(one.for_memory for one in seat.strikes) >= 3:
-            return [], _poisoned(head, position, tuple(seat.strikes))
+        own = sum(not one.from_outside for one in seat.suspect_exits)
+        if own >= 2 or own + sum(one.for_memory for one in seat.suspect_exits) >= 3:
+            return [], _poisoned(head, position, tuple(seat.suspect_exits))
         return [], None
 
-    # -- trials ---------------------------------------------------------------------------
+    # -- isolation tests ------------------------------------------------------------------
 
-    def _judge(self, seat: Seat, trial: Trial, exit: Exit) -> Conclusion:
-        """A sample has ended its worker alone: guilty, unless that may have come from outside."""
-        trial.alone.append(exit)
-        trial.pauses.append(trial.pause)
-        telling = exit.seconds is not None and exit.seconds * CLOSE <= trial.base
-        trial.telling = trial.telling + 1 if telling else 0
-        by_memory = sum(one.for_memory for one in trial.alone)
-        if exit.from_outside and by_memory < 2 and trial.telling < TELLING:
-            if len(trial.alone) >= LONGEST_TRIAL:
-                self._dismiss(seat, trial)
+    def _died_in_test(self, seat: Seat, test: ev.IsolationTest, exit: ev.Exit) -> Conclusion:
+        """The sample is to blame, unless its worker may have been killed from outside."""
+        test.alone.append(exit)
+        test.pauses.append(test.pause)
+        prompt = exit.seconds is not None and exit.seconds * PAUSE_FACTOR <= test.base
+        test.prompt_kills = test.prompt_kills + 1 if prompt else 0
+        for_memory = sum(one.for_memory for one in test.alone)
+        if exit.from_outside and for_memory < 2 and test.prompt_kills < PROMPT_KILLS_NEEDED:
+            if len(test.alone) >= MAX_KILLS_PER_TEST:
+                self._drop_test(seat, test)
             else:
-                self._let_wait(trial)
+                self._choose_pause(test)
             return [], None
         seat.items.popleft()
-        seat.absolve()
-        deaths = (*trial.before, *trial.alone)
+        seat.clear_suspicion()
+        deaths = (*test.before, *test.alone)
         if not self.leaves_out:
-            found = _poisoned(trial.task, trial.sample, deaths)
-            return [], replace(found, alone=len(trial.alone), pauses=tuple(trial.pauses))
+            found = _poisoned(test.task, test.sample, deaths)
+            return [], replace(found, alone=len(test.alone), pauses=tuple(test.pauses))
         self.counted = deque(one for one in self.counted if one not in deaths)
-        assert trial.sample is not None, "taken apart before"
-        return [Convict(seat.id, trial.task, trial.sample, deaths)], None
+        assert test.sample is not None, "a batch is loaded sample by sample before it is tested"
+        return [ev.BanSample(seat.id, test.task, test.sample, deaths)], None
 
-    def _let_wait(self, trial: Trial) -> None:
-        """How long the worker waits before it loads the sample on trial; see the module's text."""
-        if not all(one.unproven for one in trial.before):
-            return  # it is not suspected for having been killed
-        longest = max((one.seconds or 0.0 for one in trial.alone), default=0.0)
-        trial.base = min(LONGEST_WAIT, max(FIRST_WAIT, WIDE * longest))
-        trial.pause = trial.base * (1 + self._dice.random())
+    def _choose_pause(self, test: ev.IsolationTest) -> None:
+        """How long the worker pauses before it loads the sample; see the module's text."""
+        if not all(one.unproven for one in test.before):
+            return  # there is other evidence than a kill
+        longest = max((one.seconds or 0.0 for one in test.alone), default=0.0)
+        pause = max(FIRST_PAUSE_SECONDS, NEXT_PAUSE_FACTOR * longest)
+        test.base = min(LONGEST_PAUSE_SECONDS, pause)
+        test.pause = test.base * (1 + self._random.random())
 
-    def acquit(self, seat: Seat) -> None:
-        """The sample on trial did not end its worker."""
-        trial = seat.trial
-        assert trial is not None, seat.items
-        trial.task.acquittals += 1
-        self._end_trial(seat, trial)
+    def survived(self, seat: Seat) -> None:
+        """The sample did not end the worker that loaded it alone."""
+        test = seat.isolation_test
+        assert test is not None, seat.items
+        test.task.tests_passed += 1
+        self._end_test(seat, test)
 
-    def _dismiss(self, seat: Seat, trial: Trial) -> None:
+    def _drop_test(self, seat: Seat, test: ev.IsolationTest) -> None:
         """Nothing can be found out about this sample."""
-        trial.task.dismissals += 1
-        self._end_trial(seat, trial)
+        test.task.tests_dropped += 1
+        self._end_test(seat, test)
 
-    def _end_trial(self, seat: Seat, trial: Trial) -> None:
+    def _end_test(self, seat: Seat, test: ev.IsolationTest) -> None:
         seat.items.popleft()
         stalls = seat.stalls
-        seat.absolve()
-        seat.stalls = stalls  # a sample that has taken long alone will take as long in its batch
+        seat.clear_suspicion()
+        seat.stalls = stalls  # a sample that was slow alone will be as slow in its batch
         if self.leaves_out:
-            spared = [one for one in (*trial.before, *trial.alone) if not one.unproven]
-            # In the order of time: whatever has expired is looked for at the front.
-            self.counted = deque(sorted((*self.counted, *spared), key=lambda one: one.at))
-            self._forget_old()
+            uncounted = [one for one in (*test.before, *test.alone) if not one.unproven]
+            # In the order of time, because `_drop_expired` looks at the front only.
+            self.counted = deque(sorted((*self.counted, *uncounted), key=lambda one: one.at))
+            self._drop_expired()
 
 
-def loading(seat: Seat, exit: Exit) -> bool:
-    """Whether a sample of the task it had to answer next was being loaded."""
+def is_loading(seat: Seat, exit: ev.Exit) -> bool:
+    """Whether a sample of the task that the worker had to answer next was being loaded."""
     head = seat.head
     return head is not None and exit.task == head.number and exit.step == "fetch"
 
 
-def _blamed(seat: Seat, exit: Exit) -> tuple[int, int | None] | None:
-    """Number of the task and position of the sample that was being loaded, if it may be to blame:
-    a worker that went with its nursery has not died of it."""
-    if not loading(seat, exit) or (exit.kind == "killed" and exit.signal is None):
+def _suspected(seat: Seat, exit: ev.Exit) -> tuple[int, int | None] | None:
+    """The task's number and the position of the sample that was being loaded, if it may be to
+    blame. The death of a nursery is no sample's fault."""
+    if not is_loading(seat, exit) or (exit.kind == "killed" and exit.signal is None):
         return None
     assert exit.task is not None
     return exit.task, exit.position
 
 
-def _poisoned(task: Task, sample: int | None, deaths: tuple[Exit, ...]) -> Poisoned:
-    return Poisoned(task, sample, deaths, task.acquittals)
+def _poisoned(task: ev.Task, sample: int | None, deaths: tuple[ev.Exit, ...]) -> ev.Poisoned:
+    return ev.Poisoned(task, sample, deaths, task.tests_passed)

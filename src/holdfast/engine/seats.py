@@ -1,21 +1,30 @@
-"""The seats of a pool: one for each worker id, which processes enter and leave.
+"""The seats of a pool: one for each worker id. Processes come and go, the seat stays.
 
-A seat is in one of these states. Where a state has a deadline, it says what follows then.
+A seat is in one of these states. Its `deadline`, if it has one, is a time for `Ticked`.
 
-| state    | meaning                               | at its deadline   | else                  |
-| -------- | ------------------------------------- | ----------------- | --------------------- |
-| STARTING | a process was ordered, not ready yet  |                   | `WorkerReady`: RUNNING|
-| RUNNING  | it answers items                      |                   |                       |
-| DUMPING  | it stalled, and is to write its stack | `Kill`, KILLING   |                       |
-| LEAVING  | it has said that it exits             | `Kill`, KILLING   |                       |
-| KILLING  | SIGKILL was sent                      | `Abandon`         |                       |
-| PAUSED   | no process: another is started later  | `Start`, STARTING |                       |
-| EMPTY    | no process, and nothing for one to do |                   | a task: STARTING      |
+| state    | meaning                                | event: action, next state                    |
+| -------- | -------------------------------------- | -------------------------------------------- |
+| STARTING | a process was ordered, not ready yet   | `WorkerReady`: RUNNING                       |
+|          |                                        | `WorkerStalled`: `Dump`, DUMPING             |
+| RUNNING  | the process answers items              | `WorkerStalled`: `Dump`, DUMPING             |
+| DUMPING  | it stalled, and is to write its stack  | deadline: `Kill`, KILLING                    |
+| LEAVING  | it has announced that it exits         | deadline: `Kill`, KILLING                    |
+| KILLING  | SIGKILL was sent                       | deadline: `Abandon`, and no further deadline |
+| PAUSED   | no process; one is to be started later | deadline: `Start`, STARTING, or EMPTY if the |
+|          |                                        | seat is not needed any more                  |
+| EMPTY    | no process, and nothing to do          | a task is sent to the seat: `Start`,         |
+|          |                                        | STARTING                                     |
 
-From the first five, which are *alive*: `WorkerStalled` leads from STARTING and RUNNING to DUMPING;
-`WorkerRetired`, `WentAstray` and `StreamLost` lead to LEAVING; `WorkerExited` leads to STARTING,
-PAUSED or EMPTY, whichever `restarts` decides. A pause that ends when there is nothing left to do
-leads to EMPTY.
+A worker that cannot be killed (`Limits.killable`) is abandoned where others are killed. In the
+first five states the seat is *alive*. From each of these:
+
+- `WorkerRetired`, `ResumptionFailed` and `WorkerStreamLost` lead to LEAVING. (`WorkerStreamLost` of
+  a process that was never started leads to EMPTY.)
+- `WorkerExited` leads to STARTING, if a replacement is started at once; to PAUSED, if it is started
+  later; to EMPTY, if there is nothing left to do or the run has failed. `restarts` decides that.
+
+The seat of a worker that is not needed at all, because a resumed epoch has nothing for it, goes
+from STARTING to EMPTY when the epoch begins.
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from holdfast.engine.vocabulary import Exit, Item, Resumption, Task, Trial
+from holdfast.engine.events import Exit, IsolationTest, Item, Task
 
 __all__ = ["Parting", "Seat", "SeatState"]
 
@@ -44,10 +53,10 @@ class Parting(enum.Enum):
     """Why a process has said that it exits."""
 
     SIZE = enum.auto()
-    WAY = enum.auto()  # it has not got to where its stream was
+    WAY = enum.auto()  # it could not continue its stream in the way it was told to
 
 
-# By identity below: to look up an enum's member in a set takes longer.
+# Compared by identity below, because looking up an enum's member in a set takes longer.
 _STARTING, _RUNNING = SeatState.STARTING, SeatState.RUNNING
 _PAUSED, _EMPTY = SeatState.PAUSED, SeatState.EMPTY
 
@@ -63,24 +72,25 @@ class Seat:
     generation: int = 0
     state: SeatState = SeatState.STARTING
     deadline: float | None = None
-    ready: bool = False  # the process has come through its start, whatever was done to it since
+    ready: bool = False  # the process has started, whatever happened to it since
     parting: Parting | None = None
-    ended: bool = False  # takes no more tasks in this epoch
-    exhausted: bool = False  # its replica has nothing more, whichever epoch it is in
+    ended: bool = False  # it takes no more tasks in this epoch
+    exhausted: bool = False  # its replica has ended, in whichever epoch the replica is
     items: deque[Item] = field(default_factory=deque)  # sent and not answered
     answered: int = 0
     epoch: int = 0  # of its replica; the consumer may be in a later one
-    passed: int = 0
-    replica: int = 0
-    rehearsed: bool = False  # it has grown too large, and it is being tried whether it may go
-    failed_starts: int = 0  # by itself, since it was last ready,
-    killed_starts: int = 0  # and from outside
-    failed_catching_up: int = 0  # by itself, since it last answered
-    unborn: list[Exit] = field(default_factory=list)  # since it was last ready
-    stalls: int = 0  # in a row, at what it has to answer next
-    renewals: int = 0  # of the nursery, before it was started
-    victim: Hashable = None  # the sample at which the last exits were,
-    strikes: list[Exit] = field(default_factory=list)  # and these
+    epochs_done: int = 0
+    batches_done: int = 0
+    rehearsed: bool = False  # it is too large, and a rehearsal for its replacement is under way
+    failed_starts: int = 0  # exits of its own doing since it was last ready
+    killed_starts: int = 0  # exits by a kill from outside since it was last ready
+    failed_catching_up: int = 0  # exits of its own doing since it last answered
+    short_starts: list[Exit] = field(default_factory=list)
+    """Starts since it was last ready that failed because a resource was exhausted."""
+    stalls: int = 0  # in a row, at the item that it has to answer next
+    renewals: int = 0  # of the nursery, when this process was started
+    suspect: Hashable = None  # the sample that was being loaded at the last exits
+    suspect_exits: list[Exit] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -89,41 +99,35 @@ class Seat:
 
     @property
     def at_work(self) -> bool:
-        """Whether it has not been told to go, and has not said that it does."""
+        """Whether it was neither told to exit nor has announced that it does."""
         return self.state is _RUNNING or self.state is _STARTING
 
     @property
     def busy(self) -> bool:
-        """Whether it owes an answer, or its start."""
+        """Whether it owes an answer, or has still to start."""
         return self.at_work and (bool(self.items) or not self.ready)
 
     @property
-    def trial(self) -> Trial | None:
-        """What it is asked for next, if that is a sample alone."""
+    def isolation_test(self) -> IsolationTest | None:
+        """The item it has to answer next, if that is an isolation test."""
         head = self.items[0] if self.items else None
-        return head if isinstance(head, Trial) else None
+        return head if isinstance(head, IsolationTest) else None
 
     @property
     def head(self) -> Task | None:
-        """The task it has to answer next, or of which it has a sample on trial."""
+        """The task it has to answer next, or a sample of which it has to test alone."""
         head = self.items[0] if self.items else None
-        if isinstance(head, Trial):
+        if isinstance(head, IsolationTest):
             return head.task
         return head if isinstance(head, Task) else None
 
     @property
-    def next_seed(self) -> int | None:
-        """That of the epoch it is to begin next."""
-        head = self.items[0] if self.items else None
-        return head.seed if isinstance(head, Resumption) else None
-
-    @property
     def tries(self) -> int:
-        """How often in a row its start has failed for lack of something."""
-        return len(self.unborn)
+        """How many starts in a row have failed because a resource was exhausted."""
+        return len(self.short_starts)
 
-    def absolve(self) -> None:
-        """What was there when processes died in this seat is not suspected of it any more."""
+    def clear_suspicion(self) -> None:
+        """No sample is suspected of the exits in this seat any more."""
         self.stalls = 0
-        self.victim = None
-        self.strikes.clear()
+        self.suspect = None
+        self.suspect_exits.clear()

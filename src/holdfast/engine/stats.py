@@ -1,4 +1,4 @@
-"""What a loader has done so far, in numbers."""
+"""Counters of a loader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Stats"]
 
 @dataclass(slots=True)
 class Stats:
-    """Counters that only ever grow, over all epochs and iterators of a loader."""
+    """Over all epochs and iterators of a loader. They never decrease."""
 
     batches: int = 0
     bytes: int = 0

@@ -1,34 +1,38 @@
-"""Between the machine and a driver: each event is decided on, each decision carried out.
+"""Between the machine and a driver: every event is decided on, every decision carried out.
 
-All actions of a decision are carried out, in their order, before the machine hears of what they
-have caused (a start that fails, a worker that is abandoned, the last words of one that is
-replaced): that waits in a queue. So an action is never out of date when it is carried out, and no
-driver has to look whether it is. The queue holds calls and not events, because what is read of a
-dead worker must be read when it is its turn.
+All actions of a decision are carried out, in their order, before the machine hears what they have
+caused (a start that failed, a worker that was abandoned, the last messages of a worker that is
+replaced). That waits in a queue. So no action is out of date when it is carried out, and no driver
+has to check that. The queue holds calls instead of events, because what a dead worker has left
+must be read when it is its turn.
 
-What is the consumer's is kept in the epoch: how many indices are due, and what is delivered. Hints
-on bad samples are kept here, by task, until the task is answered; there are none without a policy.
+What concerns the consumer is kept in the epoch: how many indices are due, and what was delivered.
+Hints on bad samples are kept here, by task, until the task is answered. Without a policy there are
+none.
 
-Everything here runs under the pool's lock, in the consumer's thread or in the watch's.
+Everything here runs under the pool's lock, in the consumer's thread or in the background thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.autopsy import thread_notes
-from holdfast.engine import vocabulary as v
+from holdfast.engine import events as ev
+from holdfast.engine.deaths import accusation
 from holdfast.engine.driver import Driver
-from holdfast.engine.epoch import Epoch
+from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, StartRefused
 from holdfast.engine.machine import Machine
-from holdfast.engine.obituaries import accusation
-from holdfast.memory.budget import Share
-from holdfast.samples.record import BadSample, digest_of_stack
-from holdfast.samples.substitute import NOTHING, Brief, sample_of
+from holdfast.engine.pinning import PinningThread
+from holdfast.engine.upkeep import Upkeep
+from holdfast.limits.budget import Share
+from holdfast.samples.bad_sample import BadSample, digest_of_stack
+from holdfast.samples.substitute import NOTHING, BatchHints, sample_of
 
 __all__ = ["Supervisor"]
 
@@ -36,46 +40,58 @@ __all__ = ["Supervisor"]
 class Supervisor:
     """One for each pool."""
 
-    def __init__(self, machine: Machine, share: Share, epoch: Epoch, driver: Driver) -> None:
+    def __init__(
+        self, machine: Machine, share: Share, epoch: Epoch, driver: Driver, upkeep: Upkeep
+    ) -> None:
         self.machine = machine
         self.epoch = epoch
+        self.upkeep = upkeep
+        self.refusal: StartRefused | None = None
+        """Why a worker could not load its main module or dataset. Set by the driver."""
+        self.hints: dict[tuple[int, int], BatchHints] = {}
+        """On bad samples, by epoch and number of the task; see `hint`."""
+        self.pinning: PinningThread | None = None
+        """Where batches that have arrived are pinned, if the loader does that."""
         self._share = share
         self._driver = driver
         self._acting = False  # actions are being carried out
+        self._caused: deque[Callable[[], None]] = deque()  # what follows after that
         self._gathering = False  # items are sent when all are known
-        self._unsent = False  # there are such
-        self._caused: deque[Callable[[], None]] = deque()  # what follows when they have been
-        self.hints: dict[tuple[int, int], Brief] = {}
-        """On bad samples, by epoch and number of the task; see `hint`."""
-        self._doing: dict[type, Callable[[Any], None]] = {
-            v.Dispatch: self._dispatch,
-            v.Deliver: self._deliver,
-            v.Draw: self._draw,
-            v.Report: self._report,
-            v.Forget: lambda action: driver.forget(action.worker, action.recycled),
-            v.Start: driver.start,
-            v.Convict: self._convict,
-            v.Separate: self._separate,
-            v.Renew: lambda _: driver.renew(),
-            v.Rehearse: driver.rehearse,
-            v.Ask: lambda action: driver.urge(action.worker, "ask"),
-            v.Retire: lambda action: driver.urge(action.worker, "retire"),
-            v.Stay: lambda action: driver.urge(action.worker, "stay", action),
-            v.Dump: lambda action: driver.dump(action.worker, action.generation),
-            v.Kill: lambda action: driver.kill(action.worker, action.generation),
-            v.Abandon: lambda action: driver.abandon(action.worker, action.generation),
+        self._unsent = False  # there are such items
+        self._doing: dict[type, Callable[[Any], object]] = {
+            ev.Dispatch: self._dispatch,
+            ev.Deliver: self._deliver,
+            ev.Draw: self._draw,
+            ev.Report: self._report,
+            ev.Forget: lambda action: upkeep.forgotten(action, self.after),
+            ev.Start: self._start,
+            ev.BanSample: self._ban,
+            ev.LoadSeparately: self._separate,
+            ev.RenewNursery: lambda _: driver.renew(),
+            ev.Rehearse: driver.rehearse,
+            ev.Ask: lambda action: driver.urge(action.worker, "ask"),
+            ev.Retire: lambda action: driver.urge(action.worker, "retire"),
+            ev.Stay: self._stay,
+            ev.Dump: lambda action: driver.dump(action.worker, action.generation),
+            ev.Kill: lambda action: driver.kill(action.worker, action.generation),
+            ev.Abandon: lambda action: driver.abandon(action.worker, action.generation),
         }
+        driver.connect(self)
 
     # -- decisions ------------------------------------------------------------------------
 
-    def tell(self, event: v.Event) -> None:
+    def tell(self, event: ev.Event) -> None:
         """Have the machine decide, and do what it says."""
         if self._acting:
             self._caused.append(partial(self.tell, event))
             return
         machine = self.machine
         kind = type(event)
-        if kind is v.Drawn or kind is v.EpochBegan or machine.held_back:
+        if self.hints and (kind is ev.BatchReady or kind is ev.ReplicaEnded):
+            self._drop_answered(event)  # type: ignore[arg-type]
+        if kind is ev.BatchReady and self.pinning is not None:
+            event = self._pinned(event, self.pinning)  # type: ignore[arg-type]
+        if kind is ev.Drawn or kind is ev.EpochBegan or machine.held_back:
             self._with_room(event)  # it may take some
             return
         actions = machine.handle(event)
@@ -83,22 +99,36 @@ class Supervisor:
         if actions:
             self.carry_out(actions)
 
-    def look_for_room(self) -> None:
-        """There may be more than there was: for what is held back."""
+    def _pinned(self, event: ev.BatchReady, pinning: PinningThread) -> ev.BatchReady:
+        """The same event, with the batch on its way to pinned memory."""
+        result = event.result
+        reported = isinstance(result, Reported)
+        batch = result.result if reported else result
+        if type(batch) in NO_BATCH:
+            return event
+        self._share.set_aside = max(self._share.set_aside, batch.nbytes)
+        pinned: Any = pinning.accept(batch, event.task)
+        if reported:
+            pinned = dataclasses.replace(result, result=pinned)
+        return dataclasses.replace(event, result=pinned)
+
+    def run_upkeep(self) -> None:
+        """Do what is due by the clock, and send what was held back if there is room by now."""
+        self.upkeep.run(self.tell)
         if self.machine.held_back:
             self._with_room(None)
 
-    def _with_room(self, event: v.Event | None) -> None:
+    def _with_room(self, event: ev.Event | None) -> None:
         """Tell the machine how much room there is, if that has changed, and then of `event`."""
         machine, share = self.machine, self._share
-        actions: Sequence[v.Action]
+        actions: Sequence[ev.Action]
         while True:
             changed = False
             with share.budget.taking:
                 room = share.room()
                 actions = ()
                 if room != machine.room:
-                    actions = machine.handle(v.RoomChanged(room))
+                    actions = machine.handle(ev.RoomChanged(room))
                     changed = bool(actions)
                 if not changed and event is not None:
                     actions = machine.handle(event)
@@ -109,14 +139,14 @@ class Supervisor:
                 return
 
     def stop(self) -> None:
-        """Nothing that happens from now on has a consequence."""
-        self.machine.handle(v.STOPPED)
+        """Ignore everything that happens from now on."""
+        self.machine.handle(ev.STOPPED)
         self._share.close()
 
     # -- carrying them out ----------------------------------------------------------------
 
-    def carry_out(self, actions: Sequence[v.Action]) -> None:
-        """Do this, in the order in which it was decided, and then what has come of it."""
+    def carry_out(self, actions: Sequence[ev.Action]) -> None:
+        """Do this, in the order in which it was decided, and then what it has caused."""
         doing = self._doing
         self._acting = True
         try:
@@ -133,15 +163,15 @@ class Supervisor:
             self._caused.popleft()()
 
     def after(self, call: Callable[[], None]) -> None:
-        """Have this done when all actions of this decision are carried out; at once, if none are
-        being."""
+        """Call this when all actions of the current decision are carried out; at once, if there is
+        no such decision."""
         self._caused.append(call)
         if not self._acting:
             self.carry_out(())
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is told inside is decided at its end."""
+        """Decide on what is told inside at its end."""
         acting, self._acting = self._acting, True
         try:
             yield
@@ -155,7 +185,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
-        """What workers are sent inside is sent at its end, to each worker in one message."""
+        """Send what is dispatched inside at its end, to each worker in one message."""
         self._gathering = True
         try:
             yield
@@ -168,56 +198,73 @@ class Supervisor:
         self._unsent = False
         self._driver.flush()
 
-    def _deliver(self, action: v.Deliver) -> None:
+    def _deliver(self, action: ev.Deliver) -> None:
         self.epoch.delivered = action.what
 
-    def _draw(self, action: v.Draw) -> None:
+    def _draw(self, action: ev.Draw) -> None:
         self.epoch.due += action.count
 
-    def _dispatch(self, action: v.Dispatch) -> None:
+    def _dispatch(self, action: ev.Dispatch) -> None:
         item = action.item
-        if isinstance(item, v.Task):
+        if isinstance(item, ev.Task):
             hint, account = self.hint(item), self.epoch.account
             if account is not None:
                 hint = account.refreshed(item.keys, hint)
                 if hint is not None:
                     self._give_hint(item, hint)
         else:
-            hint = self.hint(item.task) if isinstance(item, v.Trial) else None
+            hint = self.hint(item.task) if isinstance(item, ev.IsolationTest) else None
         self._driver.send(action.worker, item, hint)
         self._unsent = True
 
-    def _report(self, report: v.Report) -> None:
+    def _start(self, action: ev.Start) -> None:
+        self.upkeep.started(action)
+        self._driver.start(action)
+
+    def _stay(self, action: ev.Stay) -> None:
+        self.upkeep.stays(action)
+        self._driver.urge(action.worker, "stay", action.for_good)
+
+    def _report(self, report: ev.Report) -> None:
         sample, task = None, report.task
         if report.loading and task is not None:
             sample = sample_of(task.keys, self.hint(task), report.exit.position)
-        self._driver.report(report, sample)
+        self.upkeep.reported(report, sample, self.after)
+
+    def ended_with(self, epoch: int, reports: Sequence[BadSample]) -> None:
+        """A replica has ended in this epoch, and reported bad samples that belong to no batch."""
+        if epoch == self.machine.epoch:  # else the consumer has left that epoch
+            self.epoch.unclaimed.extend(reports)
 
     # -- hints on bad samples -------------------------------------------------------------
 
-    def hint(self, task: v.Task) -> Brief | None:
-        """What the worker is told about a batch besides its indices."""
+    def hint(self, task: ev.Task) -> BatchHints | None:
+        """What the worker has to know about a batch besides its indices."""
         return self.hints.get((task.epoch, task.number)) if self.hints else None
 
-    def hint_at(self, number: int, hint: Brief | None) -> None:
-        """For the batch of this number, which is about to be drawn."""
+    def hint_at(self, number: int, hint: BatchHints | None) -> None:
+        """Give this hint with the batch of this number, which is about to be drawn."""
         if hint is not None:
             self.hints[self.machine.epoch, number] = hint
 
-    def drop_hint(self, epoch: int, number: int) -> None:
-        """The task was answered, or given up."""
-        if self.hints:
-            self.hints.pop((epoch, number), None)
+    def drop_hint(self, task: ev.Task) -> None:
+        """The task was given up, and that has been told."""
+        self.hints.pop((task.epoch, task.number), None)
 
-    def _give_hint(self, task: v.Task, hint: Brief) -> None:
+    def _drop_answered(self, event: ev.BatchReady | ev.ReplicaEnded) -> None:
+        seat = self.machine.seats[event.worker]
+        if event.generation == seat.generation:
+            self.hints.pop((seat.epoch, event.task), None)
+
+    def _give_hint(self, task: ev.Task, hint: BatchHints) -> None:
         self.hints[task.epoch, task.number] = hint
 
-    def _separate(self, action: v.Separate) -> None:
+    def _separate(self, action: ev.LoadSeparately) -> None:
         task = action.task
         self._give_hint(task, (self.hint(task) or NOTHING)._replace(apart=True))
 
-    def _convict(self, action: v.Convict) -> None:
-        """A sample ends its workers, alone too: the batch goes on without it."""
+    def _ban(self, action: ev.BanSample) -> None:
+        """A sample ends its workers even when it is loaded alone: make the batch without it."""
         account = self.epoch.account
         assert account is not None
         task, last = action.task, action.deaths[-1]
@@ -233,5 +280,5 @@ class Supervisor:
             worker_id=action.worker,
             attempts=len(action.deaths),
         )
-        hint = account.convict(task.keys, self.hint(task), action.sample, task.number, bad)
+        hint = account.ban(task.keys, self.hint(task), action.sample, task.number, bad)
         self._give_hint(task, hint)

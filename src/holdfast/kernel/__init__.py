@@ -12,11 +12,11 @@ and that no way provides.
 
 What does not work:
 
-* To look at the kernel's version. Distributions backport features, sandboxes take them away.
-* To decide when this module is imported. A filter may be set later, and most programs that import
+* Checking the kernel's version. Distributions backport features, and sandboxes remove them.
+* Deciding when this module is imported. A filter may be set later, and most programs that import
   us never start a worker. So each way is tried when it is first needed. A way that is refused stays
   refused, because a filter can only be made stricter; so a chain never goes back.
-* To take every error for a refusal. A lack of descriptors or memory is temporary, and is raised.
+* Taking every error for a refusal. A lack of descriptors or memory is temporary, and is raised.
 
 Our descriptors are never 0, 1 or 2. Where one of these is closed (daemons, launchers, ``<&-``), the
 next descriptor that is opened takes its number. A child that gets a new standard input would then
@@ -36,16 +36,17 @@ from holdfast.kernel.descriptors import (
     stdio_taken,
 )
 from holdfast.kernel.files import DONTDUMP, POPULATE, REMOVE, memory_file, reserve, seal
-from holdfast.kernel.limits import limit, limit_of, set_limit, set_limit_of
-from holdfast.kernel.processes import (
+from holdfast.kernel.lifetimes import (
     Child,
     die_with_parent,
+    end_child,
     has_ended,
     is_line,
     own_handle,
     pidfd,
     signal_at_end,
 )
+from holdfast.kernel.resource_limits import limit, limit_of, set_limit, set_limit_of
 from holdfast.kernel.scheduling import cores, let_others_finish, let_others_run, yield_processor
 from holdfast.kernel.survey import FEATURES, NEEDED, Feature, missing, survey
 
@@ -63,6 +64,7 @@ __all__ = [
     "cores",
     "die_with_parent",
     "duplicate",
+    "end_child",
     "has_ended",
     "is_line",
     "let_others_finish",

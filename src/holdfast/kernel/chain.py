@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-__all__ = ["NOT_HERE", "REFUSALS", "Chain", "call", "libc", "python"]
+__all__ = ["NOT_HERE", "REFUSALS", "Chain", "call", "libc", "python", "unless_refused"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +58,19 @@ class Chain(Generic[P, R]):
     def serving(self) -> Callable[P, R]:
         """The function of the way in use, without the chain."""
         return self._ways[self._at][1]
+
+
+class unless_refused:
+    """Leaves the block at an OSError that means a refusal. Other errors are raised."""
+
+    def __init__(self, refusals: frozenset[int] = REFUSALS) -> None:
+        self._refusals = refusals
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return isinstance(error, OSError) and error.errno in self._refusals
 
 
 def python(module: Any, name: str) -> Any:

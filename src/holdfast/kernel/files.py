@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast.kernel.chain import NOT_HERE, REFUSALS, Chain, call, python
+from holdfast.kernel.chain import NOT_HERE, Chain, call, python, unless_refused
 from holdfast.kernel.descriptors import above_stdio, open_file
 
 __all__ = [
@@ -53,11 +53,8 @@ def memory_file(name: str, *, sealable: bool = False, room: int = 0) -> int:
     `room`: bytes that are going to be written to it. A folder that has less is skipped.
     """
     flags = MFD_CLOEXEC | (_MFD_ALLOW_SEALING if sealable else 0)
-    try:
+    with unless_refused():
         return above_stdio(new_memory_file(name, flags))
-    except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
     fd, _ = file_in_a_folder(name, room)
     try:
         if room:
@@ -111,12 +108,9 @@ def seal(fd: int) -> bool:
     """Forbid every process to change the size of a file, or to map it for writing from now on.
     Returns whether that was possible."""
     for kinds in (_SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE, _SEAL_SHRINK | _SEAL_GROW):
-        try:
+        with unless_refused(NOT_HERE):
             fcntl.fcntl(fd, _F_ADD_SEALS, kinds)
             return True
-        except OSError as error:
-            if error.errno not in NOT_HERE:
-                raise
     return False
 
 
@@ -143,12 +137,9 @@ def reserve(
     Where the kernel cannot, zeros are written, except to the pages of what is `in_use` (offsets and
     sizes): these have their memory already, and a process may be reading them.
     """
-    try:
+    with unless_refused():
         allocate(fd, start, end - start)
         return
-    except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
     for first, last in gaps(start, end, in_use()):
         _write_zeros(fd, first, last)
 

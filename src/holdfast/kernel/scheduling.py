@@ -54,4 +54,4 @@ def let_others_run() -> None:
         os.nice(19)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):
-        pass  # a sandbox that does not let us: it has a worker's share
+        pass  # refused by a sandbox: this process gets the same share as a worker

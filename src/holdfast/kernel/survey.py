@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.kernel.chain import REFUSALS, libc
+from holdfast.kernel.chain import libc, unless_refused
 from holdfast.kernel.descriptors import above_stdio, mapped, open_file, pipe, socket_pair
 from holdfast.kernel.files import (
     MFD_CLOEXEC,
@@ -25,8 +25,7 @@ from holdfast.kernel.files import (
     new_memory_file,
     seal,
 )
-from holdfast.kernel.limits import getrlimit, limit, limit_of, limits_of, set_limit
-from holdfast.kernel.processes import (
+from holdfast.kernel.lifetimes import (
     PR_GET_PDEATHSIG,
     PR_SET_PDEATHSIG,
     open_pidfd,
@@ -34,6 +33,7 @@ from holdfast.kernel.processes import (
     signal_at_end,
     signal_by_pidfd,
 )
+from holdfast.kernel.resource_limits import getrlimit, limit, limit_of, limits_of, set_limit
 
 __all__ = ["FEATURES", "NEEDED", "Feature", "missing", "survey"]
 
@@ -50,12 +50,9 @@ class Feature:
 
 
 def _memory_files(name: str) -> Feature:
-    try:
+    with unless_refused():
         os.close(above_stdio(new_memory_file("holdfast-survey", MFD_CLOEXEC)))
         return Feature(name, new_memory_file.way)
-    except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
     try:
         fd, folder = file_in_a_folder("holdfast-survey", 0)
     except OSError as error:
@@ -106,14 +103,12 @@ def _process_handles(name: str) -> Feature:
         lost = "a trainer's death may be noticed up to a second later"
         return Feature(name, "the end of a pipe, and waitpid", lost)
     try:
-        signal_by_pidfd(handle, 0)
-    except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
-        return Feature(name, f"{open_pidfd.way}, and kill")
+        with unless_refused():
+            signal_by_pidfd(handle, 0)
+            return Feature(name, open_pidfd.way)
     finally:
         os.close(handle)
-    return Feature(name, open_pidfd.way)
+    return Feature(name, f"{open_pidfd.way}, and kill")
 
 
 def _lifeline(name: str) -> Feature:
@@ -145,14 +140,12 @@ def _reservation(name: str) -> Feature:
     fd = memory_file("holdfast-survey")
     try:
         os.ftruncate(fd, mmap.PAGESIZE)
-        allocate(fd, 0, mmap.PAGESIZE)
-        return Feature(name, allocate.way)
-    except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
-        return Feature(name, "zeros written", "the first use of memory takes longer")
+        with unless_refused():
+            allocate(fd, 0, mmap.PAGESIZE)
+            return Feature(name, allocate.way)
     finally:
         os.close(fd)
+    return Feature(name, "zeros written", "the first use of memory takes longer")
 
 
 def _seals(name: str) -> Feature:

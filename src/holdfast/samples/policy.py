@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from holdfast.samples.record import BadSample
+from holdfast.samples.bad_sample import BadSample
 
 __all__ = ["Given", "Limit", "OnBadSample", "Policy", "first_of_its_kind", "may_pass", "summary"]
 
@@ -120,7 +120,7 @@ class Limit:
     fraction: float | None = None
     all_may_be_bad: bool = False
 
-    def passed(self, *, bad: int, bad_now: int, seen: int, at_end: bool = False) -> str | None:
+    def exceeded(self, *, bad: int, bad_now: int, seen: int, at_end: bool = False) -> str | None:
         """Why there are too many, or None: `bad` in all, `bad_now` of `seen` in this epoch."""
         if self.count is not None and bad > self.count:
             return f"{bad} bad samples are more than max_bad_samples={self.count}"

@@ -24,16 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast import lines
-from holdfast.samples.record import BadSample, key_of
+from holdfast import jsonl
+from holdfast.samples.bad_sample import BadSample
+from holdfast.samples.sample_keys import key_of
 
-__all__ = ["Found", "Quarantine", "label"]
+__all__ = ["Quarantine", "QuarantineContents", "label"]
 
 VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QuarantineContents:
     """What was added to the file since it was last read."""
 
     records: list[BadSample]
@@ -55,7 +56,7 @@ class Quarantine:
         """The file as `dataset` reads and writes it."""
         return cls(path, label(dataset), settings_of(dataset))
 
-    def read(self) -> Found:
+    def read(self) -> QuarantineContents:
         """All lines added since the last call, by any process."""
         try:
             with open(self.path, "rb") as file:
@@ -64,21 +65,21 @@ class Quarantine:
                 file.seek(self._read_to)
                 new = file.read()
         except FileNotFoundError:
-            return Found([], [])
+            return QuarantineContents([], [])
         # A last line without its end may still be being written; it is read with the next one.
         whole = new[: new.rfind(b"\n") + 1]
         rest = new[len(whole) :]
         if rest and not whole and self._read_to == 0:
             whole = new  # a file written by hand, or torn in its first line
         self._read_to += len(whole)
-        found = Found([], [])
+        found = QuarantineContents([], [])
         for line in whole.split(b"\n")[: None if whole == new and rest else -1]:
             self._lines += 1
             if line.strip():
                 self._take_in(line, found)
         return found
 
-    def _take_in(self, line: bytes, found: Found) -> None:
+    def _take_in(self, line: bytes, found: QuarantineContents) -> None:
         try:
             fields = json.loads(line)
             record = BadSample.from_json(fields)
@@ -97,7 +98,7 @@ class Quarantine:
             where = shown_in(one.name, self.settings)
             fields = {**about, **({"where": where} if where else {}), **one.to_json()}
             records += json.dumps(fields, ensure_ascii=True).encode() + b"\n"
-        lines.append(self.path, records, sync=True)
+        jsonl.append(self.path, records, sync=True)
 
 
 def label(dataset: Any) -> str:

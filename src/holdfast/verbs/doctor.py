@@ -10,12 +10,11 @@ from typing import Any, Literal
 import click
 
 from holdfast import options
-from holdfast.doctor import dataset as patient
-from holdfast.doctor import machine, report
-from holdfast.doctor.check import EXIT, Check, worst
+from holdfast.doctor import dataset_checks, machine_checks, report
+from holdfast.doctor.finding import EXIT, Check, worst
 from holdfast.doctor.surroundings import Surroundings
-from holdfast.memory import gauge
-from holdfast.samples import source
+from holdfast.limits import gauge
+from holdfast.scan import dataset_source
 from holdfast.verbs import terminal
 
 __all__ = ["doctor"]
@@ -66,16 +65,16 @@ def doctor(
     if target is not None:
         budget = _budget(memory_budget)  # before the dataset is made, which may take long
         try:
-            found = source.any_dataset(target, source.arguments(args))
-        except source.SourceError as error:
+            found = dataset_source.any_dataset(target, dataset_source.arguments(args))
+        except dataset_source.SourceError as error:
             raise click.UsageError(str(error)) from None
         except (Exception, SystemExit) as error:  # raised by the user's own code
             click.echo(traceback.format_exc(), err=True)
-            parts[target] = [patient.cannot_be_made(error)]
-    here = Surroundings.look()
-    parts = {"machine": machine.examine(here), **parts}
+            parts[target] = [dataset_checks.cannot_be_made(error)]
+    here = Surroundings.read()
+    parts = {"machine": machine_checks.examine(here), **parts}
     if target is not None and found is not None:
-        plan = patient.Plan(
+        plan = dataset_checks.LoadingPlan(
             batch_size or found.settings.get("batch_size", 32),
             num_workers or found.settings.get("num_workers", 4),
             prefetch_factor or found.settings.get("prefetch_factor", 2),
@@ -84,9 +83,11 @@ def doctor(
             seconds,
             found.settings.get("collate_fn"),
         )
-        say = terminal.Progress(quiet=as_json or not sys.stderr.isatty())
-        parts[target] = patient.examine(found.dataset, plan, here.machine, gauge.read(), say)
-        say("")
+        progress = terminal.ProgressLine(quiet=as_json or not sys.stderr.isatty())
+        parts[target] = dataset_checks.examine(
+            found.dataset, plan, here.machine, gauge.read(), progress
+        )
+        progress("")
     if as_json:
         click.echo(json.dumps(report.as_json(parts), indent=2))
     else:

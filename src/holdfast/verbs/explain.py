@@ -15,13 +15,12 @@ from rich.text import Text
 from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
 from holdfast.autopsy.cause import Cause
-from holdfast.autopsy.clues import Clues
-from holdfast.autopsy.explain import COLLECT, Explanation, conclude
-from holdfast.autopsy.machine import Machine
-from holdfast.autopsy.scene import Scene
+from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.verdict import remedies_for
+from holdfast.explain.clues import Clues
+from holdfast.explain.explanation import COLLECT, Explanation, Scene, conclude
 from holdfast.verbs import terminal
-from holdfast.verbs.incidents import tell
+from holdfast.verbs.incidents import print_run
 
 __all__ = ["explain"]
 
@@ -57,24 +56,24 @@ def explain(
         return
     folders = [source for source in sources if Path(source).is_dir()]
     if folders:
-        _stories(folders)
+        _show_logbooks(folders)
     clues = Clues()
     for source in sources or ("-",):
         _read(clues, source, tee, source if len(sources) > 1 else "")
-    found = conclude(clues, None if elsewhere else Scene.look())
+    found = conclude(clues, None if elsewhere else Scene.read())
     _answer(found, as_json)
     sys.exit(KNOWN if found.known else NOT_KNOWN)
 
 
-def _stories(folders: list[str]) -> None:
+def _show_logbooks(folders: list[str]) -> None:
     """Show the verdicts that logbooks contain."""
     known = NOT_KNOWN
     for folder in folders:
-        story = logbook.read(folder)
-        if story.empty:
+        run = logbook.read(folder)
+        if run.empty:
             raise click.UsageError(f"{folder} is a folder, but contains no logbook")
-        tell(terminal.console(), story)
-        known = KNOWN if story.incidents or story.bad_samples else known
+        print_run(terminal.console(), run)
+        known = KNOWN if run.incidents or run.bad_samples else known
     sys.exit(known)
 
 
@@ -168,7 +167,7 @@ def _answer(found: Explanation, as_json: bool) -> None:
 
 
 def _manual(causes: list[Cause], as_json: bool, elsewhere: bool) -> None:
-    machine = None if elsewhere else Machine.look()
+    machine = None if elsewhere else MachineFacts.read()
     if as_json:
         click.echo(json.dumps([_entry(cause, machine) for cause in causes], indent=2))
         return
@@ -188,7 +187,7 @@ def _list(as_json: bool) -> None:
             click.echo(f"  {cause.slug:{width}}  {cause.title}")
 
 
-def _entry(cause: Cause, machine: Machine | None) -> dict[str, Any]:
+def _entry(cause: Cause, machine: MachineFacts | None) -> dict[str, Any]:
     return {
         "cause": cause.slug,
         "title": cause.title,

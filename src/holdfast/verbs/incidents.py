@@ -1,4 +1,4 @@
-"""``holdfast incidents``: the story of a run, from its logbook."""
+"""``holdfast incidents``: what happened in a run, from its logbook."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.text import Text
 
 from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE
-from holdfast.autopsy.machine import in_words
-from holdfast.origin import Origin
+from holdfast.autopsy.machine_facts import in_words
+from holdfast.loader_identity import LoaderIdentity
 from holdfast.verbs import terminal
 
-__all__ = ["incidents", "tell"]
+__all__ = ["incidents", "print_run"]
 
 
 @click.command()
@@ -33,46 +33,46 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
     Exit status: 0 if nothing went wrong, 1 if something did, 2 if FOLDER is not a logbook.
     """
     try:
-        story = logbook.read(folder)
+        run = logbook.read(folder)
     except OSError as error:
         raise click.UsageError(str(error)) from None
-    if story.empty:
-        damaged = f" ({story.damaged} lines in it are not records)" if story.damaged else ""
+    if run.empty:
+        damaged = f" ({run.damaged} lines in it are not records)" if run.damaged else ""
         raise click.UsageError(
             f"{folder} contains no logbook{damaged}: expected run.json or incidents.jsonl, written "
             f"by DataLoader(..., logbook={str(folder)!r})"
         )
     if as_json:
-        click.echo(json.dumps(asdict(story), indent=2))
+        click.echo(json.dumps(asdict(run), indent=2))
     else:
-        tell(terminal.console(), story, stacks)
-    sys.exit(1 if story.incidents or story.bad_samples or story.leaks else 0)
+        print_run(terminal.console(), run, stacks)
+    sys.exit(1 if run.incidents or run.bad_samples or run.leaks else 0)
 
 
-def tell(out: Console, story: logbook.Story, stacks: bool = False) -> None:
-    """The story in words."""
-    events = [("run", one) for one in story.runs]
-    events += [("incident", one) for one in story.incidents]
-    events += [("sample", one) for one in story.bad_samples]
-    events += [("leak", one) for one in story.leaks]
-    events += [("event", one) for one in _first(story.events)]
-    several = len(story.runs) > 1
+def print_run(out: Console, run: logbook.LoggedRun, stacks: bool = False) -> None:
+    """Print what happened, in order of time, and a summary."""
+    events = [("run", one) for one in run.runs]
+    events += [("incident", one) for one in run.incidents]
+    events += [("sample", one) for one in run.bad_samples]
+    events += [("leak", one) for one in run.leaks]
+    events += [("event", one) for one in _first(run.events)]
+    several = len(run.runs) > 1
     for kind, record in sorted(events, key=lambda event: float(event[1].get("time") or 0)):
         loader = str(record.get("loader") or "")  # an older logbook has none
-        whose = Origin(loader, record["rank"] if several else None).prefix
+        prefix = LoaderIdentity(loader, record["rank"] if several else None).prefix
         if kind == "run":
             _began(out, record)
         elif kind == "incident":
-            _incident(out, record, whose, stacks)
+            _incident(out, record, prefix, stacks)
         elif kind in ("leak", "event"):
-            out.print(Text(f"{_when(record)}  {whose}{record.get('text', 'a leak')}"))
+            out.print(Text(f"{_when(record)}  {prefix}{record.get('text', 'a leak')}"))
         else:
             name = record.get("name") or record.get("index")
             words = [str(record.get(part)) for part in ("error", "message") if record.get(part)]
             why = ": ".join(words) or record.get("kind")
             done = f"; {record['action']}" if record.get("action") else ""
-            out.print(Text(f"{_when(record)}  {whose}bad sample {name}: {why}{done}"))
-    _summary(out, story)
+            out.print(Text(f"{_when(record)}  {prefix}bad sample {name}: {why}{done}"))
+    _summary(out, run)
 
 
 def _began(out: Console, run: dict[str, Any]) -> None:
@@ -84,8 +84,8 @@ def _began(out: Console, run: dict[str, Any]) -> None:
     )
 
 
-def _incident(out: Console, record: dict[str, Any], whose: str, stacks: bool) -> None:
-    out.print(Text(f"{_when(record)}  {whose}{record.get('text', record.get('cause'))}"))
+def _incident(out: Console, record: dict[str, Any], prefix: str, stacks: bool) -> None:
+    out.print(Text(f"{_when(record)}  {prefix}{record.get('text', record.get('cause'))}"))
     for reason in record.get("because", ()):
         out.print(Text(f"{'':21}{reason}", style="dim"))
     if stacks and record.get("stack"):
@@ -93,32 +93,32 @@ def _incident(out: Console, record: dict[str, Any], whose: str, stacks: bool) ->
             out.print(Text(f"{'':21}| {line}"))
 
 
-def _summary(out: Console, story: logbook.Story) -> None:
-    if story.memory:
-        trainer = max((one.get("trainer_bytes") or 0 for one in story.memory), default=0)
-        workers = max((sum((one.get("workers") or {}).values()) for one in story.memory), default=0)
-        crew = (
+def _summary(out: Console, run: logbook.LoggedRun) -> None:
+    if run.memory:
+        trainer = max((one.get("trainer_bytes") or 0 for one in run.memory), default=0)
+        workers = max((sum((one.get("workers") or {}).values()) for one in run.memory), default=0)
+        all_workers = (
             f"all workers of a loader {in_words(workers)} (shared memory is counted for each)"
             if workers
             else "its workers were not running yet when memory was measured"
         )
-        out.print(f"Most memory seen: trainer {in_words(trainer)}, {crew}.")
-    if story.damaged:
-        what = "line was" if story.damaged == 1 else "lines were"
+        out.print(f"Most memory seen: trainer {in_words(trainer)}, {all_workers}.")
+    if run.damaged:
+        what = "line was" if run.damaged == 1 else "lines were"
         out.print(
-            f"{story.damaged} damaged {what} left out: incomplete, because the writer was killed, "
+            f"{run.damaged} damaged {what} left out: incomplete, because the writer was killed, "
             "or not a record of a logbook."
         )
-    _happened(out, story.events)
-    if not (story.incidents or story.bad_samples or story.leaks):
-        whole = "No worker was lost." if story.events else "Nothing went wrong."
-        out.print("The other lines say that nothing went wrong." if story.damaged else whole)
+    _happened(out, run.events)
+    if not (run.incidents or run.bad_samples or run.leaks):
+        whole = "No worker was lost." if run.events else "Nothing went wrong."
+        out.print("The other lines say that nothing went wrong." if run.damaged else whole)
         return
-    causes = Counter(str(one.get("cause")) for one in story.incidents)
-    leak = ", a leak" if story.leaks else ""
-    deaths, bad = len(story.incidents), len(story.bad_samples)
+    causes = Counter(str(one.get("cause")) for one in run.incidents)
+    leak = ", a leak" if run.leaks else ""
+    deaths, bad = len(run.incidents), len(run.bad_samples)
     out.print(f"{_count(deaths, 'incident')}, {_count(bad, 'bad sample')}{leak}.")
-    inexact = sum(one.get("exact") is False for one in story.incidents)
+    inexact = sum(one.get("exact") is False for one in run.incidents)
     if inexact:
         out.print(
             f"After {inexact} of them a stream did not continue exactly, or not at all: samples "
@@ -128,21 +128,21 @@ def _summary(out: Console, story: logbook.Story) -> None:
         title = CATALOGUE[cause].title if cause in CATALOGUE else "ended for an unknown reason"
         out.print(f"  {count} × {cause}: a worker {title}")
         if cause in CATALOGUE:
-            last = [one for one in story.incidents if one.get("cause") == cause][-1]
+            last = [one for one in run.incidents if one.get("cause") == cause][-1]
             for remedy in list(last.get("remedies") or ())[:2]:
                 command = f": {remedy['command']}" if remedy.get("command") else ""
                 out.print(Text(f"      {remedy.get('text')}{command}"))
             out.print(Text(f"      more: holdfast explain {cause}"))
 
 
-_EVENTS = {
+_EVENT_TITLES = {
     "recycled": "Workers were replaced because they had grown",
     "pressure": "Memory ran short, and fewer batches were kept in flight",
     "smaller": "Fewer batches were ordered after a death for lack of memory",
     "not-recycled": "Workers that had grown were not replaced",
     "started-late": "There was no memory for a worker, and it was started later",
 }
-_SHOWN = 3
+_SHOWN_EVENTS = 3
 
 
 def _first(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ def _first(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for one in events:
         kind = (one.get("rank"), one["event"])
         seen[kind] += 1
-        if seen[kind] <= _SHOWN:
+        if seen[kind] <= _SHOWN_EVENTS:
             shown.append(one)
     return shown
 
@@ -165,10 +165,10 @@ def _happened(out: Console, events: list[dict[str, Any]]) -> None:
     """Count the events that are not incidents."""
     counts = Counter(str(one["event"]) for one in events)
     for kind, count in counts.most_common():
-        if kind in _EVENTS:
+        if kind in _EVENT_TITLES:
             times = "once" if count == 1 else f"{count} times"
-            more = f" (the first {_SHOWN} are above)" if count > _SHOWN else ""
-            out.print(f"{_EVENTS[kind]}: {times}{more}.")
+            more = f" (the first {_SHOWN_EVENTS} are above)" if count > _SHOWN_EVENTS else ""
+            out.print(f"{_EVENT_TITLES[kind]}: {times}{more}.")
 
 
 def _when(record: dict[str, Any]) -> str:

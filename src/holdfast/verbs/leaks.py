@@ -12,15 +12,15 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.autopsy.machine import in_words
+from holdfast.autopsy.machine_facts import in_words
 from holdfast.doctor import tracing
 from holdfast.doctor.probe import Troubled
-from holdfast.memory.leaks import Findings
-from holdfast.samples import source
-from holdfast.samples.source import SourceError
+from holdfast.scan import dataset_source
+from holdfast.scan.dataset_source import SourceError
 from holdfast.verbs import terminal
+from holdfast.worker.leak_tracer import Findings
 
-__all__ = ["leaks", "tell"]
+__all__ = ["leaks", "print_findings"]
 
 NOTHING_GROWS, SOMETHING_GROWS, NOT_FINISHED = 0, 1, 3
 
@@ -60,29 +60,29 @@ def leaks(
     raised or the worker died.
     """
     try:
-        dataset = source.any_dataset(spec, source.arguments(args)).dataset
+        dataset = dataset_source.any_dataset(spec, dataset_source.arguments(args)).dataset
     except SourceError as error:
         raise click.UsageError(str(error)) from None
     except (Exception, SystemExit):  # raised by the user's own code
         click.echo(f"No result: the dataset could not be made\n{traceback.format_exc()}", err=True)
         sys.exit(NOT_FINISHED)
-    say = terminal.Progress(quiet=as_json or not sys.stderr.isatty())
+    progress = terminal.ProgressLine(quiet=as_json or not sys.stderr.isatty())
     try:
-        found = tracing.trace(dataset, samples, rounds, start_method, say)
+        found = tracing.trace(dataset, samples, rounds, start_method, progress)
     except Troubled as trouble:
-        say("")
+        progress("")
         click.echo(f"No result: {trouble}\n{trouble.details}", err=True)
         sys.exit(NOT_FINISHED)
-    say("")
+    progress("")
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
     else:
-        tell(terminal.console(), found, rounds)
+        print_findings(terminal.console(), found, rounds)
     sys.exit(SOMETHING_GROWS if found.any else NOTHING_GROWS)
 
 
-def tell(out: Console, found: Findings, rounds: int) -> None:
-    """The findings in words."""
+def print_findings(out: Console, found: Findings, rounds: int) -> None:
+    """Print the findings."""
     loaded = f"{rounds} rounds of {found.samples} samples"
     if not found.any:
         out.print(f"Nothing grows from round to round, over {loaded}.")

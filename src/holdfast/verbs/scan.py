@@ -19,15 +19,16 @@ import click
 
 from holdfast import kernel
 from holdfast.errors import BadSampleWarning, HoldfastError
-from holdfast.samples import files, source
-from holdfast.samples.progress import Progress, ProgressError
+from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.quarantine import Quarantine, label
-from holdfast.samples.record import BadSample, Key, key_of, name_of
-from holdfast.samples.scan import Settings
-from holdfast.samples.scan import scan as scan_samples
-from holdfast.samples.selection import Listed, part
-from holdfast.samples.source import SourceError
-from holdfast.views.scan import Bar, Report, console, show
+from holdfast.samples.sample_keys import Key, key_of
+from holdfast.scan import dataset_source, file_datasets
+from holdfast.scan.dataset_source import SourceError
+from holdfast.scan.scan_progress import ProgressError, ScanProgress
+from holdfast.scan.scanner import ScanSettings
+from holdfast.scan.scanner import scan as scan_samples
+from holdfast.scan.selection import Listed, part
+from holdfast.views.scan_report import Bar, Report, console, show
 
 __all__ = ["scan"]
 
@@ -99,7 +100,7 @@ def scan(
     """
     _check_usage(out, sample, resume, retry)
     dataset, title = _dataset(spec, args, images, folder, loader)
-    settings = Settings(
+    settings = ScanSettings(
         num_workers or kernel.cores(),
         stall_timeout,
         twice,
@@ -167,14 +168,14 @@ def _dataset(
     if args and spec is None:
         raise click.UsageError("--arg is for the class or function that makes a dataset")
     try:
-        given = source.arguments(args)
+        given = dataset_source.arguments(args)
         if spec is not None:
-            return source.dataset(spec, given), spec
+            return dataset_source.dataset(spec, given), spec
         if images is not None:
             return _images(images), str(images)
         assert folder is not None
         assert loader is not None
-        load = source.named(loader)
+        load = dataset_source.named(loader)
         if not callable(load):
             raise SourceError(f"--loader {loader} is a {type(load).__name__}, no function")
         return _files(folder, None, load), str(folder)
@@ -191,18 +192,18 @@ def _dataset(
         ) from None
 
 
-def _images(folder: Path) -> files.Files:
+def _images(folder: Path) -> file_datasets.Files:
     try:
         import PIL  # noqa: F401
     except ImportError:
         raise click.UsageError("--images needs Pillow: pip install pillow") from None
-    return _files(folder, files.IMAGES, files.load_image)
+    return _files(folder, file_datasets.IMAGES, file_datasets.load_image)
 
 
-def _files(folder: Path, endings: frozenset[str] | None, load: Any) -> files.Files:
+def _files(folder: Path, endings: frozenset[str] | None, load: Any) -> file_datasets.Files:
     if not folder.is_dir():
         raise click.UsageError(f"there is no folder {folder}")
-    found = files.Files(files.find(folder, endings), load)
+    found = file_datasets.Files(file_datasets.find(folder, endings), load)
     if not len(found):
         kind = "files" if endings is None else f"images ({' '.join(sorted(endings))})"
         raise click.UsageError(f"there are no {kind} in {folder}")
@@ -224,7 +225,7 @@ class _Job:
         title: str,
         dataset: Any,
         indices: Sequence[int],
-        settings: Settings,
+        settings: ScanSettings,
         out: Path | None,
         listed: Listed | None,
     ) -> None:
@@ -236,18 +237,18 @@ class _Job:
         self.out = None if out is None else str(out)
         self.quarantine = None if out is None else Quarantine.of(str(out), dataset)
         self.written: set[Key] = set()
-        self.progress = Progress({})
+        self.progress = ScanProgress({})
         self.still_bad: set[int] = set()  # of those listed
         self._saved = 0.0
 
     def begin(self, resume: bool, about: dict[str, Any]) -> None:
         """Load what an earlier scan has done, if this one resumes it."""
-        self.progress = Progress(about)
+        self.progress = ScanProgress(about)
         if self.out is None or self.quarantine is None or self.listed is not None:
             return
         if resume:
             try:
-                saved = Progress.load(self._path(), about)
+                saved = ScanProgress.load(self._path(), about)
             except ProgressError as error:
                 raise click.UsageError(f"--resume: {error}") from None
             if saved is not None:
@@ -273,7 +274,7 @@ class _Job:
         except (HoldfastError, OSError) as error:  # OSError: --out cannot be written
             click.echo(f"The scan could not be finished: {error}", err=True)
             return NOT_FINISHED
-        self._tell(as_json)
+        self._show_report(as_json)
         return SOME_BAD if progress.tally.bad else ALL_GOOD
 
     def _work(self, bar: Bar) -> None:
@@ -319,7 +320,7 @@ class _Job:
             f"Interrupted: {done} of {len(self.indices)} samples scanned, {tally.bad} bad; {go_on}."
         )
 
-    def _tell(self, as_json: bool) -> None:
+    def _show_report(self, as_json: bool) -> None:
         listed, progress = self.listed, self.progress
         good_now: tuple[int, ...] = ()
         if listed is not None:
@@ -330,7 +331,7 @@ class _Job:
             tally=progress.tally,
             seconds=progress.seconds,
             out=self.out,
-            of_files=isinstance(self.dataset, files.Files),
+            of_files=isinstance(self.dataset, file_datasets.Files),
             retried=None if listed is None else len(listed.indices) + len(listed.gone),
             good_now=good_now,
             gone=() if listed is None else listed.gone,

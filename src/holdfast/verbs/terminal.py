@@ -15,7 +15,7 @@ from holdfast.autopsy.cause import Cause, Remedy
 from holdfast.autopsy.verdict import Verdict
 
 __all__ = [
-    "Progress",
+    "ProgressLine",
     "as_json",
     "console",
     "remedies_as_json",
@@ -33,7 +33,7 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-class Progress:
+class ProgressLine:
     """One line on standard error that says what is being done, and overwrites itself."""
 
     def __init__(self, quiet: bool) -> None:

@@ -8,7 +8,7 @@ import sys
 import click
 
 from holdfast.verbs import terminal
-from holdfast.views import top as view
+from holdfast.views import worker_table as view
 
 __all__ = ["top"]
 

@@ -1,7 +1,7 @@
 """Loader workers of any PyTorch program on this machine, ours and torch's, seen from outside.
 
 Both kinds have the process name ``pt_data_worker``; ours have a black box that says what they are
-doing. Needs no permissions beyond those of the user who runs them: what cannot be read is left out.
+doing. Needs no permissions beyond those of their user: what cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.autopsy.blackbox import NAME, NURSERY, Note, read_from_outside
-from holdfast.autopsy.readers import HERE, Roots, process, text
+from holdfast.autopsy.readers import HERE, Roots, procfs, text
 
-__all__ = ["Memory", "Watch", "Worker"]
+__all__ = ["Memory", "Worker", "WorkerMonitor"]
 
 _WORKER = "pt_data_worker"
 _TICKS = os.sysconf("SC_CLK_TCK")
-SELDOM = 0.01
+SMAPS_TIME_SHARE = 0.01
 """The fraction of time that may be spent reading smaps, which takes long for large processes."""
 
 
@@ -56,7 +56,7 @@ class Worker:
 class _Seen:
     """What is remembered of a process from one reading to the next."""
 
-    born: str
+    started: str
     ticks: int
     at: float
     first: tuple[float, int] | None = None  # when, and its private bytes
@@ -65,16 +65,18 @@ class _Seen:
     read_again: float = 0.0
 
 
-class Watch:
+class WorkerMonitor:
     """Reads all workers again and again; rates are differences between readings."""
 
-    def __init__(self, pid: int | None = None, roots: Roots = HERE, share: float = SELDOM) -> None:
+    def __init__(
+        self, pid: int | None = None, roots: Roots = HERE, share: float = SMAPS_TIME_SHARE
+    ) -> None:
         self.pid = pid
         self.roots = roots
         self.share = share
         self._seen: dict[int, _Seen] = {}
 
-    def look(self) -> list[Worker]:
+    def refresh(self) -> list[Worker]:
         """The workers, grouped behind their trainers."""
         parents = dict(self._parents())
         workers = [pid for pid in parents if self._is_called(pid, _WORKER)]
@@ -115,12 +117,12 @@ class Watch:
 
     def _row(self, pid: int, trainer: int) -> Worker | None:
         fields = self._stat(pid)
-        activity = process.activity(pid, self.roots)
+        activity = procfs.activity(pid, self.roots)
         if fields is None or activity is None:
             return None
         now = time.monotonic()
         seen = self._seen.get(pid)
-        if seen is None or seen.born != fields[19]:
+        if seen is None or seen.started != fields[19]:
             seen = self._seen[pid] = _Seen(fields[19], activity.ticks, now)
             cpu = None
         else:
@@ -138,8 +140,8 @@ class Watch:
             cpu=cpu,
             memory=seen.memory,
             growth=_growth(seen),
-            descriptors=process.descriptors(pid, self.roots),
-            threads=process.threads(pid, self.roots),
+            descriptors=procfs.descriptors(pid, self.roots),
+            threads=procfs.threads(pid, self.roots),
             note=known[1] if known else None,
             wchan=activity.wchan,
             command=self._command(pid),
@@ -149,15 +151,14 @@ class Watch:
         if now < seen.read_again:
             return
         begun = time.monotonic()
-        rollup = text(self.roots.proc / str(pid) / "smaps_rollup")
+        sizes = procfs.rollup(pid, self.roots)
         cost = time.monotonic() - begun
         seen.read_again = now + cost / self.share
-        if not rollup:
+        if sizes is None:
             return
-        sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", rollup, re.MULTILINE))
-        private = sum(int(sizes.get(f"Private_{kind}", 0)) for kind in ("Clean", "Dirty")) << 10
-        shared = sum(int(sizes.get(f"Shared_{kind}", 0)) for kind in ("Clean", "Dirty")) << 10
-        seen.memory = Memory(int(sizes.get("Rss", 0)) << 10, private, shared)
+        private = sum(sizes.get(f"Private_{kind}", 0) for kind in ("Clean", "Dirty"))
+        shared = sum(sizes.get(f"Shared_{kind}", 0) for kind in ("Clean", "Dirty"))
+        seen.memory = Memory(sizes.get("Rss", 0), private, shared)
         seen.last = (now, private)
         if seen.first is None:
             seen.first = seen.last
@@ -185,8 +186,7 @@ class Watch:
         return int(match[1]) if match else 0
 
     def _stat(self, pid: int) -> list[str] | None:
-        written = text(self.roots.proc / str(pid) / "stat")
-        fields = (written or "").rpartition(")")[2].split()
+        fields = procfs.stat(pid, self.roots) or []
         return fields if len(fields) > 19 and fields[0] not in "ZX" else None
 
     def _command(self, pid: int) -> str:

@@ -113,8 +113,8 @@ CAUSES = (
         title="was one of torch's own, because Accelerate had replaced your loader with torch's",
         meaning=(
             "accelerator.prepare() makes a torch loader of any loader it is given, from the dataset and the "
-            "batch sampler, and iterates that. What a subclass adds is lost without a warning: the workers "
-            "are torch's, and the death of one ends the run."
+            "batch sampler, and iterates that. What a subclass adds is lost: the workers are torch's, and the "
+            "death of one ends the run."
         ),
         evidence=(
             "`type(prepared.base_dataloader)` is torch's; in a traceback, the frame below "
@@ -129,18 +129,23 @@ CAUSES = (
         see=("stateful-gaps",),
         remedies=(
             todo(
-                "Put a holdfast loader back after prepare(); sharding, devices and gradient "
-                "accumulation stay Accelerate's (for an IterableDataset pass batch_size and drop_last "
-                "instead of batch_sampler)",
-                "base = prepared.base_dataloader\n"
-                "prepared.base_dataloader = holdfast.DataLoader(\n"
-                "    base.dataset, batch_sampler=base.batch_sampler, num_workers=base.num_workers,\n"
-                "    collate_fn=base.collate_fn, worker_init_fn=base.worker_init_fn,\n"
-                "    pin_memory=base.pin_memory, generator=base.generator)",
+                "Make the loader with holdfast's class: what Accelerate makes of it is holdfast's too, and "
+                "sharding, devices and gradient accumulation stay Accelerate's",
+                "from holdfast import DataLoader",
             ),
-            todo("Do it again after skip_first_batches(), which makes another torch loader"),
+            todo(
+                "Or give holdfast's engine to all loaders",
+                "import holdfast; holdfast.install()",
+            ),
+            todo(
+                "Or change nothing in the program, and start it with holdfast",
+                "holdfast run accelerate launch train.py",
+            ),
         ),
-        already="Nothing: after prepare() holdfast is not involved any more.",
+        already=(
+            "What Accelerate makes of a holdfast loader is one too, with the same options. With "
+            "use_stateful_dataloader it is torchdata's, and that is said once."
+        ),
     ),
     Cause(
         slug="gpu0-context",

@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast import kernel
-from holdfast.autopsy.readers import HERE, Roots, process
+from holdfast.autopsy.readers import HERE, Roots, procfs
 
 __all__ = ["KernelLog", "Subject", "about", "newer", "read", "subject"]
 
-_RECORDS = 20_000  # of /dev/kmsg, at most
-_RING = 8192  # bytes of one record
-_SLACK = 30.0  # seconds by which the kernel's clock may differ
-_LATER = 2.0  # seconds a command may take
+_MAX_RECORDS = 20_000  # of /dev/kmsg, at most
+_RECORD_BYTES = 8192  # bytes of one record
+_CLOCK_SLACK = 30.0  # seconds by which the kernel's clock may differ
+_COMMAND_TIMEOUT = 2.0  # seconds a command may take
 _COMMANDS = (
     ["dmesg"],
     ["journalctl", "-k", "-q", "-b", "--no-pager", "-n", "5000", "-o", "short-monotonic"],
@@ -46,16 +46,18 @@ def read(
     old line must not be taken for a new one. There is some slack, because the kernel's log has its
     own clock. With `commands`, dmesg and journalctl are tried too.
     """
-    if not process.in_first_namespace(roots):
+    if not procfs.in_first_namespace(roots):
         return None
-    lines = _kmsg(roots, since - _SLACK)
+    lines = _kmsg(roots, since - _CLOCK_SLACK)
     if lines is not None:
         return KernelLog(str(roots.kmsg), tuple(lines))
     if commands:
         for command in _COMMANDS:
             output = _run(command)
             if output:
-                return KernelLog(command[0], tuple(newer(output.splitlines(), since - _SLACK)))
+                return KernelLog(
+                    command[0], tuple(newer(output.splitlines(), since - _CLOCK_SLACK))
+                )
     return None
 
 
@@ -123,9 +125,9 @@ def _kmsg(roots: Roots, since: float) -> list[str] | None:
         return None
     found: list[str] = []
     try:
-        for _ in range(_RECORDS):
+        for _ in range(_MAX_RECORDS):
             try:
-                record = os.read(fd, _RING)
+                record = os.read(fd, _RECORD_BYTES)
             except OSError as error:
                 if error.errno == errno.EPIPE:  # the record was overwritten while we read
                     continue
@@ -153,7 +155,7 @@ def _run(command: list[str]) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_LATER,
+            timeout=_COMMAND_TIMEOUT,
             errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):

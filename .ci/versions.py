@@ -1,0 +1,208 @@
+"""The quick tests with the oldest, the pinned and the newest pair of Python and torch.
+
+    python3 .ci/versions.py                   all three, as `make test-versions`
+    python3 .ci/versions.py oldest 3.12:2.9   some of them, or any other pair
+
+Each pair has an environment of its own in `.versions` (or in the folder that VERSIONS_DIR names),
+which is made on the first call. torch comes from the package index, with its CUDA libraries: about
+5 GB and some minutes. The results are written into the table of `docs/versions.md`, with the date.
+Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENTS = Path(os.environ.get("VERSIONS_DIR", ROOT / ".versions"))
+TABLE = ROOT / "docs" / "versions.md"
+BEGIN, END = "<!-- results: written by make test-versions -->", "<!-- end of results -->"
+RUNNING = "HOLDFAST_VERSIONS_ARE_TRIED"  # while that is so
+NEWEST, PINNED = "newest", "pinned"
+TORCHS_OWN = "# torch's own requirements"  # a paragraph of constraints.txt
+
+
+@dataclass(frozen=True)
+class Pair:
+    python: str  # "3.10"
+    torch: str  # "2.6", PINNED or NEWEST
+
+    @property
+    def folder(self) -> Path:
+        return ENVIRONMENTS / f"py{self.python}-torch-{self.torch}"
+
+
+PAIRS = {
+    "oldest": Pair("3.10", "2.6"),
+    "pinned": Pair("3.11", PINNED),
+    "newest": Pair("3.13", NEWEST),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    python: str
+    torch: str
+    numpy: str
+    passed: int
+    failed: int
+    skipped: int
+    date: str
+
+    def row(self) -> str:
+        cells = (
+            self.python,
+            self.torch,
+            self.numpy,
+            self.passed,
+            self.failed,
+            self.skipped,
+            self.date,
+        )
+        return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version: on the path, or one of pyenv's."""
+    candidates = [shutil.which(f"python{version}"), shutil.which("python3"), sys.executable]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for candidate in filter(None, candidates):
+        told = subprocess.run(
+            [candidate, "-c", program], capture_output=True, text=True, check=False
+        )
+        if told.returncode == 0 and told.stdout.strip() == version:
+            return candidate
+    return None
+
+
+def constraints(pair: Pair) -> str:
+    """Our own; with another torch, without those for torch and for what torch requires."""
+    text = (ROOT / "constraints.txt").read_text()
+    if pair.torch == PINNED:
+        return text
+    paragraphs = [part for part in text.split("\n\n") if not part.startswith(TORCHS_OWN)]
+    lines = "\n\n".join(paragraphs).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("torch==")) + "\n"
+
+
+def make(pair: Pair, python: str) -> Path:
+    """The interpreter of the pair's environment, with everything installed."""
+    inside = pair.folder / "bin" / "python"
+    if not inside.exists():
+        pair.folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([python, "-m", "venv", str(pair.folder)], check=True)
+    limits = pair.folder / "constraints.txt"
+    limits.write_text(constraints(pair))
+    wanted = {PINNED: ["torch"], NEWEST: ["--upgrade", "torch"]}.get(
+        pair.torch, [f"torch=={pair.torch}.*"]
+    )
+    pip = [
+        str(inside),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        str(limits),
+    ]
+    subprocess.run([*pip, *wanted, "-e", f"{ROOT}[test]"], check=True, cwd=ROOT)
+    return inside
+
+
+def test(pair: Pair, python: Path, arguments: list[str]) -> Result:
+    report = pair.folder / "report.xml"
+    report.unlink(missing_ok=True)
+    side_by_side = os.environ.get("SIDE_BY_SIDE", "3")
+    command = [str(python), "-m", "pytest", "-q", "-n", side_by_side, "--dist", "worksteal"]
+    command += ["-m", "not slow and not frameworks", f"--junitxml={report}", *arguments]
+    # The table has no such row yet, if this is the first run.
+    ended = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, RUNNING: "1"})
+    if ended.returncode not in (0, 1):  # interrupted, or not begun: a part is no result
+        raise SystemExit(f"pytest ended with status {ended.returncode}: nothing is written")
+    counts = ElementTree.parse(report).getroot().find("testsuite")
+    assert counts is not None
+    all_of_them, failures, errors, skipped = (
+        int(counts.attrib[name]) for name in ("tests", "failures", "errors", "skipped")
+    )
+    failed = failures + errors
+    versions = _versions(python)
+    today = datetime.date.today().isoformat()
+    passed = all_of_them - failed - skipped
+    return Result(*versions, passed=passed, failed=failed, skipped=skipped, date=today)
+
+
+def _versions(python: Path) -> tuple[str, str, str]:
+    program = (
+        "import json, platform; from importlib.metadata import version\n"
+        "print(json.dumps([platform.python_version(), version('torch'), version('numpy')]))"
+    )
+    told = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True)
+    found, torch, numpy = json.loads(told.stdout)
+    return found, torch.partition("+")[0], numpy
+
+
+def write(results: list[Result]) -> None:
+    """Replace the rows of the same releases, and keep the others."""
+    before, rest = TABLE.read_text().split(BEGIN)
+    table, after = rest.split(END)
+    rows = {
+        _key(line): line
+        for line in table.splitlines()
+        if line.startswith("| ") and line[2].isdigit()
+    }
+    rows |= {_key(result.row()): result.row() for result in results}
+    names = ("Python", "torch", "NumPy", "passed", "failed", "skipped", "run on")
+    head = f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
+    ordered = [rows[key] for key in sorted(rows, key=_in_order)]
+    TABLE.write_text("\n".join([f"{before}{BEGIN}", "", head, *ordered, "", f"{END}{after}"]))
+
+
+def _key(row: str) -> tuple[str, str]:
+    python, torch = (cell.strip() for cell in row.split("|")[1:3])
+    return python, torch
+
+
+def _in_order(key: tuple[str, str]) -> list[list[int]]:
+    return [[int(number) for number in release.split(".")] for release in key]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "pairs", nargs="*", default=list(PAIRS), help="oldest, pinned, newest, 3.12:2.9"
+    )
+    parser.add_argument(
+        "--pytest", default="", help="more arguments for pytest; nothing is written then"
+    )
+    asked = parser.parse_args()
+    results = []
+    for name in asked.pairs or PAIRS:
+        pair = PAIRS.get(name) or Pair(*name.split(":"))
+        python = interpreter(pair.python)
+        if python is None:
+            print(f"{name}: there is no Python {pair.python} here")
+            return 1
+        print(f"{name}: Python {pair.python}, torch {pair.torch}, in {pair.folder}", flush=True)
+        results.append(test(pair, make(pair, python), asked.pytest.split()))
+    print(*(result.row() for result in results), sep="\n")
+    if not asked.pytest:
+        write(results)
+    return 1 if any(result.failed for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The background thread of a pool, and the list of all pools of this process.
+
+The thread sleeps until something happens, and handles it. So a death during a long training step is
+handled at once. It also closes the pool. Closing takes time, which finalizers and signal handlers
+must not, and a Ctrl-C inside a finalizer is lost; no signal handler runs in this thread. So all
+other code only asks for the close (`dismiss`), and may wait for it.
+
+What may take long is done by another thread, the *clerk*, which lives as long as that takes: to
+examine a death, to write to the logbook, to call log handlers and `sample_name` of the user. If it
+never ends, the background thread goes on without it. While the consumer waits in `next()` it holds
+the lock, and the background thread cannot work; so the consumer starts the clerk itself after a
+death.
+
+All pools are closed when the interpreter exits. A child forked from this process inherits pools
+that are not its own, and no thread. It must not close or use them; everything here has no effect
+there. It closes descriptors whose copies would keep another process alive or waiting (`disown`).
+
+Functions that finalizers or a fork call here get what they need in their arguments: finalizers of
+the user may close a loader, and fork, while the interpreter takes its modules apart, and then no
+global name can be used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import enum
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from holdfast.private_names import is_owned
+
+if TYPE_CHECKING:
+    from holdfast.engine.pool import Pool
+
+__all__ = [
+    "CLOSED",
+    "CLOSE_WITHIN",
+    "CLOSING",
+    "END_WITHIN",
+    "KILL_WITHIN",
+    "OPEN",
+    "BackgroundThread",
+    "Stage",
+    "close_all",
+    "exempt",
+    "interpreter_exiting",
+    "pools_of_ancestors",
+]
+
+# Closing takes two seconds at most, and to wake and return from a wait takes its time, too.
+CLOSE_WITHIN = 1.95  # seconds to wait for any number of pools; of these ...
+END_WITHIN = 1.65  # ... workers and nursery may take to end by themselves, ...
+KILL_WITHIN = 0.2  # ... a nursery that has not may take to die, and the rest is for letting go
+
+
+_open: dict[int, BackgroundThread] = {}  # by id, because adding to a dict is one step
+_leaving: set[BackgroundThread] = set()  # told to close, and not closed yet
+_of_ancestors: list[BackgroundThread] = []
+_exiting = False
+
+
+def pools_of_ancestors() -> tuple[BackgroundThread, ...]:
+    """In a forked process: those that belong to the processes it was forked from."""
+    return tuple(_of_ancestors)
+
+
+def interpreter_exiting() -> bool:
+    """Whether the interpreter is about to end."""
+    return _exiting
+
+
+def close_all(
+    members: Iterable[BackgroundThread],
+    within: float = CLOSE_WITHIN,
+    clock: Callable[[], float] = time.monotonic,
+    too_late: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """Close several within one deadline. Safe to call twice, from anywhere."""
+    if too_late():
+        return  # `_close_at_exit` has closed what could be closed; the threads are gone
+    members = list(members)
+    for member in members:
+        member.dismiss()
+    deadline = clock() + within
+    for member in members:
+        member.wait_closed(deadline)
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    global _exiting
+    _exiting = True
+    close_all({*list(_open.values()), *list(_leaving)})
+
+
+def _in_child(
+    opened: dict[int, BackgroundThread] = _open,
+    leaving: set[BackgroundThread] = _leaving,
+    ancestors: list[BackgroundThread] = _of_ancestors,
+) -> None:
+    ancestors.extend((*opened.values(), *leaving))  # beside those that were not our parent's
+    opened.clear()
+    leaving.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+log = logging.getLogger("holdfast")
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # background threads and clerks
+SLOW_WORK_WITHIN = 1.0  # seconds to wait for the clerk
+
+
+def exempt(thread: threading.Thread) -> None:
+    """This thread ends with a pool: it must not wait until one is closed."""
+    _threads.add(thread)
+
+
+class Stage(enum.Enum):
+    """How far the close of a pool has come."""
+
+    OPEN = "open"
+    CLOSING = "closing"  # the close was asked for: nothing new is begun
+    CLOSED = "closed"  # the workers were told to exit: nothing has a consequence any more
+
+
+OPEN, CLOSING, CLOSED = Stage.OPEN, Stage.CLOSING, Stage.CLOSED
+
+
+class BackgroundThread:
+    """One for each pool."""
+
+    def __init__(self, pool: Pool, wake: Callable[[], None]) -> None:
+        """`wake` ends the waits of this thread, and of any thread that waits with the lock held."""
+        self.owner = os.getpid()
+        self.stage = OPEN
+        _open[id(self)] = self
+        self._pool: Pool | None = pool  # until it is closed: the pool refers to us
+        self._wake = wake
+        self._done = threading.Event()
+        self._clerk: threading.Thread | None = None
+        self._waited_for: threading.Thread | None = None  # the clerk that we have waited for
+        self._thread = threading.Thread(target=self._run, name="holdfast-watch", daemon=True)
+
+    def start(self) -> None:
+        """Closes the pool if there can be no thread."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self.close_now()
+            raise
+
+    # -- from any thread ------------------------------------------------------------------
+
+    # Bound here: a finalizer may run while the interpreter takes its modules apart.
+    def dismiss(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        leaving: set[BackgroundThread] = _leaving,
+        before: Stage = OPEN,
+        after: Stage = CLOSING,
+    ) -> None:
+        """Have the pool closed, without waiting. Finalizers and signal handlers may call it."""
+        if self.owner != getpid():
+            return
+        if self._done.is_set():
+            return
+        leaving.add(self)  # keeps it alive until its thread comes to it
+        if self.stage is before:
+            self.stage = after
+        self._wake()
+
+    def do_slow_work_soon(self) -> None:
+        """By the consumer, which has the lock and is about to wait: this thread cannot work before
+        it gets the lock, and what has happened is to be reported at once."""
+        pool = self._pool
+        if pool is not None:
+            with contextlib.suppress(RuntimeError):  # no thread: this one will do it
+                self._hire(pool)
+
+    def wait_closed(self, deadline: float) -> None:
+        """Wait until it is closed, unless that depends on the calling thread."""
+        pool, here = self._pool, threading.current_thread()
+        if pool is None or self.owner != os.getpid() or here in _threads:
+            return
+        if is_owned(pool.lock):
+            return
+        if self._thread.is_alive():
+            self._done.wait(max(0.0, deadline - time.monotonic()))
+
+    def disown(self) -> None:
+        """In a process forked from the owner: close what is not that process's to hold."""
+        if self._pool is not None:
+            self._pool.driver.disown()
+
+    # -- in its own thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        """No lock is held while it waits."""
+        _threads.add(threading.current_thread())
+        pool = self._pool
+        assert pool is not None
+        while True:
+            try:
+                wait = pool.service()
+                if wait is None or pool.has_no_user():
+                    break
+                if self._do_slow_work(pool, SLOW_WORK_WITHIN):
+                    continue  # its findings may have consequences
+                pool.driver.watch(wait)
+            except Exception:
+                log.exception(
+                    "%sthe watch over the workers failed; the loader is closed", pool.origin.prefix
+                )
+                break
+        self.close_now()
+
+    def close_now(self) -> None:
+        """Close the pool in this thread."""
+        pool = self._pool
+        assert pool is not None
+        deadline = time.monotonic() + END_WITHIN
+        try:
+            with pool.lock:
+                self.stage = CLOSED
+                _open.pop(id(self), None)
+                pool.end_workers(deadline)
+            self._do_slow_work(pool, deadline - time.monotonic())
+        finally:
+            _leaving.discard(self)
+            self._done.set()
+            self._pool = None
+
+    def _do_slow_work(self, pool: Pool, patience: float) -> bool:
+        """Have it done by a clerk, and wait a moment for each clerk; whether one has ended
+        meanwhile."""
+        try:
+            clerk = self._hire(pool)
+        except RuntimeError:  # there is no room for another thread, or it is too late for one
+            pool.do_slow_work()
+            return True
+        if clerk is None or clerk is self._waited_for:
+            return False
+        self._waited_for = clerk
+        clerk.join(max(0.0, patience))
+        return not clerk.is_alive()
+
+    def _hire(self, pool: Pool) -> threading.Thread | None:
+        """The clerk that is at work, or a new one; None if there is nothing to do. RuntimeError if
+        there can be no thread. If two threads hire one each, the second clerk finds nothing to do
+        when the first is done."""
+        clerk = self._clerk
+        if clerk is not None and clerk.is_alive():
+            return clerk
+        if not pool.has_slow_work():
+            return None
+        clerk = threading.Thread(target=_work, args=(pool,), name="holdfast-clerk", daemon=True)
+        clerk.start()
+        self._clerk = clerk
+        return clerk
+
+
+def _work(pool: Pool) -> None:
+    """What the clerk does."""
+    _threads.add(threading.current_thread())
+    pool.do_slow_work()
+    if pool.has_slow_work():  # more has happened while a clerk was at work
+        pool.do_slow_work()

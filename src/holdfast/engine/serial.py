@@ -1,0 +1,153 @@
+"""The iterator without workers (``num_workers=0``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from holdfast.autopsy.blackbox import NoRecorder
+from holdfast.engine.stats import Stats
+from holdfast.errors import TooManyBadSamples, WorkerError
+from holdfast.options import Settings
+from holdfast.private_names import SingleProcessDataLoaderIter, pin
+from holdfast.samples.ledger import Account, Ledger
+from holdfast.samples.substitute import copy_index, keys_of
+from holdfast.worker import loaded_state
+from holdfast.worker.tolerant import DROPPED
+from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
+from holdfast.worker.tolerant_map import TolerantMapFetcher
+
+__all__ = ["SerialIterator", "open_account"]
+
+LOOK_FURTHER = 64  # batches drawn early when all samples so far are bad
+
+
+class SerialIterator(SingleProcessDataLoaderIter):
+    """``num_workers=0``: torch's own, except that StopIteration does not pass for the end.
+
+    With a policy for bad samples the fetcher is ours. There is no net here for samples that kill.
+    """
+
+    def __init__(self, loader: Any, options: Settings, stats: Stats, ledger: Ledger) -> None:
+        loaded_state.take_back(loader.dataset)
+        super().__init__(loader)
+        self._stats = stats
+        self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
+        self._number = 0
+        self._account = open_account(self, options, ledger)
+        self._careful: TolerantMapFetcher | TolerantIterableFetcher | None = None
+        if self._account is not None:
+            self._careful = self._careful_fetcher(self._account)
+        stats.epochs += 1
+
+    def _careful_fetcher(self, account: Account) -> TolerantMapFetcher | TolerantIterableFetcher:
+        common: dict[str, Any] = {
+            "auto_collation": self._auto_collation,
+            "collate_fn": self._collate_fn,
+            "drop_last": self._drop_last,
+            "recorder": NoRecorder(),
+            "arena": None,
+            "faults": None,
+            "policy": account.policy,
+            "worker_id": None,
+            "catch": Exception,
+        }
+        if isinstance(self._dataset, IterableDataset):
+            iterator = self._dataset_fetcher.dataset_iter  # torch's has begun already
+            return TolerantIterableFetcher(self._dataset, iterator=iterator, **common)
+        return TolerantMapFetcher(self._dataset, more=self._look_further, **common)
+
+    def _look_further(self) -> Iterator[tuple[int, Any]]:
+        """What the sampler gives next, if none that it has given so far can be a substitute."""
+        for number in range(LOOK_FURTHER):
+            if number == len(self._ahead):
+                try:
+                    self._ahead.append(copy_index(self._next_index()))  # type: ignore[no-untyped-call]
+                except StopIteration:
+                    return
+            index = self._ahead[number]
+            keys = keys_of(index, self._auto_collation)
+            yield from enumerate(keys, (number + 1) << 20)
+
+    def _next_data(self) -> Any:
+        if self._careful is not None:
+            return self._next_careful_or_stop(self._careful)
+        index: Any = self._next_index()  # type: ignore[no-untyped-call]
+        try:
+            data = self._dataset_fetcher.fetch(index)
+        except StopIteration as stop:
+            if isinstance(self._dataset, IterableDataset):
+                raise
+            raise _no_end(index) from stop
+        if self._pin_memory:
+            data = pin(data, self._pin_memory_device)
+        self._stats.batches += 1
+        return data
+
+    def _next_careful_or_stop(self, fetcher: TolerantMapFetcher | TolerantIterableFetcher) -> Any:
+        try:
+            return self._next_careful(fetcher)
+        except TooManyBadSamples:
+            if self._account is not None:
+                self._account.close()
+            raise
+
+    def _next_careful(self, fetcher: TolerantMapFetcher | TolerantIterableFetcher) -> Any:
+        account = self._account
+        assert account is not None
+        data: Any = DROPPED
+        while data is DROPPED:
+            try:
+                index: Any = (
+                    self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
+                )
+            except StopIteration:
+                account.end()
+                raise
+            keys = keys_of(index, self._auto_collation)
+            number = self._number
+            self._number += 1
+            try:
+                data = fetcher.fetch(number, index, account.hints_for(number, keys))
+            except StopIteration as stop:
+                account.record_and_judge(len(fetcher.reports), fetcher.reports)
+                if not isinstance(self._dataset, IterableDataset):
+                    raise _no_end(index) from stop
+                account.end()
+                raise
+            except Exception:
+                account.record_and_judge(_samples(fetcher, keys), fetcher.reports)
+                raise
+            account.record_and_judge(_samples(fetcher, keys), fetcher.reports)
+        if self._pin_memory:
+            data = pin(data, self._pin_memory_device)
+        self._stats.batches += 1
+        return data
+
+
+def _samples(fetcher: TolerantMapFetcher | TolerantIterableFetcher, keys: Sequence[Any]) -> int:
+    """How many samples a batch took: of a stream, the last one may have fewer than it asks for."""
+    return fetcher.drawn if isinstance(fetcher, TolerantIterableFetcher) else len(keys)
+
+
+def _no_end(index: Any) -> WorkerError:
+    return WorkerError(
+        f"Caught StopIteration while loading samples {index!r}: raised by __getitem__ or "
+        "the collate function of a map-style dataset, it would have ended the epoch early"
+    )
+
+
+def open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:
+    """The books of an epoch; None if bad samples raise as with torch."""
+    if options.policy is None:
+        return None
+    return ledger.open(
+        options.policy,
+        options.limit,
+        options.quarantine,
+        iterator._dataset,
+        int(iterator._base_seed),
+    )

@@ -1,1 +1,0 @@
-"""Where batches live: the arena, the codec that fills and reads it, collation into it."""

@@ -1,0 +1,1 @@
+"""Containers that all workers share in one copy."""

@@ -1,0 +1,1 @@
+"""Workers that are processes, and everything that only they need."""

@@ -1,0 +1,205 @@
+"""How worker processes are started: where each one continues, and with what."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import resource
+from collections import deque
+from collections.abc import Collection, Iterator
+from time import monotonic
+
+from holdfast import kernel
+from holdfast.engine import events as ev
+from holdfast.engine.continuation import (
+    REST,
+    STATE,
+    CannotResume,
+    ResumptionPlan,
+    Way,
+    choose_plan,
+)
+from holdfast.engine.driver import DriverOptions
+from holdfast.engine.growth_monitor import MAX_ROUND_BATCHES
+from holdfast.engine.supervisor import Supervisor
+from holdfast.errors import WorkerStartError
+from holdfast.loader_identity import LoaderIdentity
+from holdfast.processes.auxiliary import PAYS, AuxiliaryProcesses
+from holdfast.processes.exits import Exits
+from holdfast.processes.nursery_main import ForkFailed
+from holdfast.processes.protocol import Probe, Setup
+from holdfast.processes.resources import ProcessResources
+from holdfast.worker import leak_probe
+
+__all__ = ["Starts", "explaining"]
+
+DESCRIPTORS = 3  # in the main process, for each worker
+_REFUSALS = {errno.EAGAIN: "task-limit", errno.ENOMEM: "fork-enomem"}
+"""What fork says when there is no room for a process, and the cause that explains it."""
+
+
+class Starts:
+    """Starts the workers of one pool, and processes beside them. Implements a part of `Driver`."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        resources: ProcessResources,
+        auxiliary: AuxiliaryProcesses,
+        exits: Exits,
+        options: DriverOptions,
+    ) -> None:
+        self._supervisor = supervisor
+        self._resources = resources
+        self._auxiliary = auxiliary
+        self._exits = exits
+        self._options = options
+        self.sent: deque[bytes] = deque(maxlen=leak_probe.ROUNDS * MAX_ROUND_BATCHES)
+        """The last orders to workers of a map-style dataset, for a leak probe."""
+
+    def start(self, order: ev.Start) -> None:
+        slot = self._resources.slots[order.worker]
+        slot.generation = order.generation
+        slot.reports, slot.samples = (), None  # of an answer that never came
+        slot.resumptions.clear()
+        slot.occupied, slot.ready, slot.pid = True, False, None
+        slot.kill_confirmed = slot.dumped = False
+        slot.active = monotonic()
+        setup = self._setup(order, *self._random_states(order))
+        if isinstance(setup, CannotResume):
+            slot.occupied = False
+            self._supervisor.tell(
+                ev.WorkerStreamLost(
+                    order.worker, order.generation, slot.active, setup.why, started=False
+                )
+            )
+            return
+        self._resources.boxes.clear(order.worker)
+        try:
+            self._resources.prepare(order.worker, order.generation)
+            # Parts of the arena that the consumer still uses; of the one that was prepared.
+            held = tuple(slot.window.handover())
+            self._resources.start(dataclasses.replace(setup, held=held))
+        except OSError as error:
+            if order.generation == 0:
+                with explaining(self._options.workers, self._options.origin):
+                    raise  # in iter(loader), where torch would raise it too
+            failed = ForkFailed(order.worker, order.generation, error.errno or 0)
+            self._supervisor.after(lambda: self._exits.report(failed))
+
+    def rehearse(self, order: ev.Rehearse) -> None:
+        slot = self._resources.slots[order.worker]
+        setup = self._setup(order, None, slot.random_before)
+        if not isinstance(setup, CannotResume):
+            setup = dataclasses.replace(setup, rehearsal=int(PAYS * slot.size))
+            if self._auxiliary.begin(setup):
+                return
+        self._supervisor.tell(ev.Rehearsed(order.worker, order.generation, None))
+
+    def find_leak(self, worker: int, batches: int, nbytes: int) -> bool:
+        orders = list(self.sent)[-leak_probe.ROUNDS * batches :]
+        if not orders and not self._options.iterable:
+            return False
+        slot = self._resources.slots[worker]
+        setup = Setup(
+            worker=worker,
+            generation=slot.generation,
+            shared_seed=slot.progress.seed,
+            held=(),
+            answered=0,
+            epochs_done=0,
+            batches_done=0,
+            exhausted=False,
+            random_state=None,
+            epoch_state=None,
+            allowance=dataclasses.replace(self._options.allowance, private=nbytes),
+            regions=self._resources.boxes.workers,
+            probe=Probe(tuple(orders), batches),
+        )
+        return self._auxiliary.begin(setup)
+
+    def _random_states(self, order: ev.Start) -> tuple[bytes | None, bytes | None]:
+        """Before the first item it will be asked for, and before the last one answered."""
+        if not order.answered:
+            return None, None
+        boxes = self._resources.boxes
+        now = boxes.random_state(order.worker, order.answered)
+        before = boxes.random_state(order.worker, order.answered - 1)
+        return now or before, before  # the last item may have been given up
+
+    def _setup(
+        self,
+        order: ev.Start | ev.Rehearse,
+        random_state: bytes | None,
+        random_before: bytes | None,
+    ) -> Setup | CannotResume:
+        worker, options = order.worker, self._options
+        progress = self._resources.slots[worker].progress
+        plan: ResumptionPlan | CannotResume | None = None
+        if options.iterable and (order.generation or isinstance(order, ev.Rehearse)):
+            plan = choose_plan(
+                options.recovery,
+                progress,
+                exhausted=order.exhausted,
+                epochs_done=order.epochs_done,
+                persistent=options.persistent,
+                unfit=order.unfit,
+                random_before=random_before,
+            )
+        if isinstance(plan, CannotResume):
+            return plan
+        return Setup(
+            worker=worker,
+            generation=order.generation,
+            shared_seed=progress.seed,
+            held=(),
+            answered=order.answered,
+            epochs_done=order.epochs_done,
+            batches_done=order.batches_done,
+            exhausted=order.exhausted,
+            random_state=random_state,
+            epoch_state=progress.epoch_state,
+            accused=isinstance(order, ev.Start) and order.accused,
+            allowance=options.allowance,
+            plan=plan,
+            marks=options.iterable and options.recovery != "raise",
+            states=self._uses_states(STATE, order.unfit),
+            rests=self._uses_states(REST, order.unfit),
+            region=worker,
+            regions=self._resources.boxes.workers,
+        )
+
+    def _uses_states(self, way: Way, unfit: Collection[str]) -> bool:
+        """Whether a stream may be continued this way, so that the worker has to give states."""
+        recovery = self._options.recovery
+        if not self._options.iterable or recovery in ("replay", "raise"):
+            return False
+        return recovery == "state" or way not in unfit
+
+
+@contextlib.contextmanager
+def explaining(workers: int, origin: LoaderIdentity) -> Iterator[None]:
+    """If the system refuses the first processes, raise what a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _REFUSALS:
+            raise WorkerStartError(
+                f"DataLoader worker (pid(s) none) exited unexpectedly: {origin.prefix}the system "
+                f"refused the first process of {workers} worker(s), with "
+                f"{errno.errorcode[error.errno]} ({error.strerror}).\n"
+                "What to do: end other processes and threads of this user, or raise the limit "
+                "(ulimit -u for processes, pids.max and memory.max of the container), then call "
+                f"iter(loader) again. More: holdfast explain {_REFUSALS[error.errno]}"
+            ) from error
+        if error.errno != errno.EMFILE:
+            raise
+        allowed = (kernel.limit(resource.RLIMIT_NOFILE) or ("unknown",))[0]
+        raise RuntimeError(
+            f"Too many open files: {origin.prefix}{workers} workers need about "
+            f"{DESCRIPTORS * workers + 10} descriptors and the limit is "
+            f"{allowed}. Please increase the limit using "
+            "`ulimit -n` in the shell, or use fewer workers. (holdfast does not keep descriptors "
+            "for batches, so `torch.multiprocessing.set_sharing_strategy` makes no difference.)"
+        ) from error

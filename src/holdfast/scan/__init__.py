@@ -1,0 +1,1 @@
+"""Loading every sample once, to find the bad ones: `holdfast scan`."""

@@ -1,0 +1,1 @@
+"""How a batch gets from a worker to the consumer: shared memory, and what is written there."""

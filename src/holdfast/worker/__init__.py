@@ -1,0 +1,1 @@
+"""A worker's side of loading, whatever kind of worker it is."""

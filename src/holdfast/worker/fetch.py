@@ -1,0 +1,215 @@
+"""Loads the samples of one batch and collates them, and notes each step.
+
+The same as torch's fetchers, sample for sample, with two additions. The worker's notes say at any
+moment which sample is being loaded. And large samples are copied to their place in the arena one by
+one, while they are in the cache, instead of being kept until the whole batch can be stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Subset, default_collate
+
+from holdfast.autopsy.blackbox import COLLATE, FETCH
+from holdfast.transport.arena import Arena
+from holdfast.transport.collate import Placement, stacks
+from holdfast.worker.faults import Faults
+
+__all__ = ["SELDOM", "Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
+
+SELDOM = 15  # after a batch of small samples, batches in which no large ones are expected
+
+
+class Fetcher:
+    """Makes batches of a dataset, of either kind."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        auto_collation: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        recorder: Any,  # a `Recorder`, or a `NoRecorder`
+        arena: Arena | None,
+        faults: Faults | None,
+    ) -> None:
+        self.dataset = dataset
+        self.auto_collation = auto_collation
+        self.collate_fn = collate_fn
+        self.drop_last = drop_last
+        self.recorder = recorder
+        places = auto_collation and collate_fn is default_collate and stacks()
+        self.arena = arena if places else None
+        self.faults = faults
+        self.step = "fetch"  # what it was doing when it raised
+        # Called after a few samples; returns after how many to call it again.
+        self.tidy: Callable[[], int] = lambda: 1 << 30
+        self._until_tidy = 1
+        self._leave_out = 0  # batches in which large samples are not looked for
+        self._watch = True  # whether to find out if samples are one buffer that is refilled
+        # Called with what the user should know: what about, and the words.
+        self.remark: Callable[[str, str], object] = lambda about, words: None
+
+    def _collate(self, task: int, data: Any) -> Any:
+        if self.faults:
+            self.faults.strike("after-fetch", task)
+        self.step = "collate"
+        self.recorder.note(task, -1, COLLATE)
+        if self.faults:
+            self.faults.strike("before-collate", task)
+        batch = self.collate_fn(data)
+        if self.faults:
+            self.faults.strike("after-collate", task)
+        return batch
+
+    def _placement(self, index: Any) -> Placement | None:
+        if self.arena is None:
+            return None
+        if self._leave_out:
+            self._leave_out -= 1
+            self._watch = True  # this batch shows nothing
+            return None
+        try:
+            size = len(index)
+        except TypeError:
+            return None
+        if size < 2 or not self._watch:
+            return Placement(self.arena, size) if size > 0 else None
+        self._watch = False  # one batch is enough
+        return Placement(self.arena, size, self._refilled)
+
+    def _refilled(self) -> None:
+        self.remark(
+            "refilled-buffer",
+            "the dataset returns the same memory for several samples of a batch, and fills it anew "
+            "for each. Samples of 64 KiB or more are copied into the batch as they are loaded, so "
+            "it has each of them as it was returned; of smaller ones, with num_workers=0 and with "
+            "torch's loader, the last one would be in the batch again and again. Return a copy "
+            "(tensor.clone(), array.copy()), and it is the same everywhere.",
+        )
+
+    def _begin(self, task: int) -> None:
+        self.step = "fetch"
+        self.recorder.note(task, -1, FETCH)
+        if self.faults:
+            self.faults.strike("before-fetch", task)
+
+
+def makes_batches(dataset: Any) -> bool:
+    """Whether the dataset loads a whole batch at once, so that it is not known which sample it is
+    loading.
+
+    torch's Subset does so only if the dataset inside it does: sample by sample it gives the same.
+    """
+    if type(dataset) is Subset:
+        return makes_batches(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+class MapFetcher(Fetcher):
+    """For datasets with ``__getitem__``."""
+
+    def fetch(self, task: int, index: Any) -> Any:
+        self._begin(task)
+        if not self.auto_collation:
+            self.recorder.note(task, 0, FETCH)
+            data = self.dataset[index]
+        elif makes_batches(self.dataset):
+            data = self.dataset.__getitems__(index)
+        else:
+            placement = self._placement(index)  # must live until its rows are collated
+            data = self._one_by_one(index, placement)
+        return self._collate(task, data)
+
+    def fetch_one(self, task: int, index: Any, position: int | None) -> None:
+        """Load one sample and drop it, to see whether the worker survives. Without a position, all
+        samples of the batch."""
+        self.recorder.note(task, -1 if position is None else position, FETCH)
+        if not self.auto_collation:
+            self.dataset[index]
+        elif position is not None:
+            self.dataset[list(index)[position]]
+        elif makes_batches(self.dataset):
+            self.dataset.__getitems__(index)
+        else:
+            for key in index:
+                self.dataset[key]
+
+    def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
+        data: list[Any] = []
+        cell, dataset, until_tidy = self.recorder.cell, self.dataset, self._until_tidy
+        keys = enumerate(index)
+        if placement is not None:
+            # No variable may hold a sample here: the next sample is to reuse its memory.
+            for position, key in keys:
+                cell[0] = position
+                data.append(placement.place(dataset[key]))
+                until_tidy -= 1
+                if not until_tidy:
+                    until_tidy = self.tidy()
+                if placement.useless:
+                    self._leave_out = SELDOM
+                    break
+        for position, key in keys:
+            cell[0] = position
+            data.append(dataset[key])
+            until_tidy -= 1
+            if not until_tidy:
+                until_tidy = self.tidy()
+        self._until_tidy = until_tidy
+        return data
+
+
+class IterableFetcher(Fetcher):
+    """For datasets with ``__iter__``; raises StopIteration when there is nothing more."""
+
+    def __init__(
+        self, dataset: Any, *, iterator: Iterator[Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(dataset, **kwargs)
+        self.iterator: Iterator[Any] = iter(dataset) if iterator is None else iterator
+        self.ended = False
+        self.ahead: list[Any] = []  # elements read ahead, to replace bad ones
+        self.made = 0  # batches it was asked for
+
+    def fetch(self, task: int, index: Any) -> Any:
+        self.made += 1
+        if self.ended:
+            raise StopIteration
+        self._begin(task)
+        if not self.auto_collation:
+            self.recorder.note(task, 0, FETCH)
+            return self._collate(task, next(self.iterator))
+        data = []
+        cell = self.recorder.cell
+        placement = self._placement(index)
+        for position, _ in enumerate(index):
+            cell[0] = position
+            try:
+                if placement is None:
+                    data.append(next(self.iterator))
+                else:
+                    data.append(placement.place(next(self.iterator)))
+            except StopIteration:
+                self.ended = True
+                break
+            self._until_tidy -= 1
+            if not self._until_tidy:
+                self._until_tidy = self.tidy()
+        if placement is not None and placement.useless:
+            self._leave_out = SELDOM
+        if not data or (self.drop_last and len(data) < len(index)):
+            raise StopIteration
+        return self._collate(task, data)
+
+
+def state_of(part: Any) -> Any:
+    """The state of a dataset or iterator that has ``state_dict``; None for others."""
+    if callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    ):
+        return part.state_dict()
+    return None

@@ -1,0 +1,108 @@
+"""A worker's copy of the dataset, what makes batches of it, and the random state they depend on.
+
+To a dataset this is torch's worker with the same id: it has the same seeds, the same
+``get_worker_info()`` and the same ``worker_init_fn``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from holdfast.private_names import IterDataPipe, apply_random_seed, new_worker_info
+from holdfast.worker import loaded_state
+from holdfast.worker.batch_fingerprint import NO_BATCH, fingerprint_of_error
+from holdfast.worker.exceptions import Failure, describe
+from holdfast.worker.fetch import IterableFetcher, MapFetcher
+from holdfast.worker.interface import Blueprint, Host, WorkerSetup
+from holdfast.worker.randomness import OWN_AT, Randomness, seed_worker
+from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
+from holdfast.worker.tolerant_map import TolerantMapFetcher
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """The dataset of one worker."""
+
+    def __init__(self, setup: WorkerSetup, blueprint: Blueprint, host: Host) -> None:
+        self.setup = setup
+        self.blueprint = blueprint
+        self.host = host
+        self.dataset = blueprint.dataset
+        self.fetcher: MapFetcher | IterableFetcher | None = None
+        self.randomness = Randomness(self._roots, host.recorder.room - OWN_AT)
+        self.broken: Failure | None = None  # what went wrong in setting up
+        self.broken_mark = NO_BATCH  # its fingerprint
+        self._shared_rng = torch.Generator()
+
+    def become(self) -> None:
+        """Be what torch's worker with this id would be."""
+        worker, blueprint = self.setup.worker, self.blueprint
+        seed = seed_worker(blueprint.base_seed, worker)
+        self.seed_datapipe(self.setup.shared_seed)
+        self.host.publish(
+            new_worker_info(
+                id=worker, num_workers=blueprint.num_workers, seed=seed, dataset=self.dataset
+            )
+        )
+        if blueprint.worker_init_fn is not None:
+            blueprint.worker_init_fn(worker)
+        self.randomness.begin(self.setup.answered)
+
+    def seed_datapipe(self, seed: int | None) -> None:
+        """Seed the dataset with the epoch's seed if it is a datapipe."""
+        if isinstance(self.dataset, IterDataPipe):
+            if seed is None:
+                raise AssertionError("shared_seed must be provided for IterDataPipe workers")
+            self._shared_rng.manual_seed(seed)
+            self.dataset = apply_random_seed(self.dataset, self._shared_rng)
+
+    def fail(self, error: BaseException) -> None:
+        """It could not be set up: that is the answer to every task."""
+        self.broken = describe(error, position=None, step="start-up")
+        self.broken_mark = fingerprint_of_error(error)
+
+    def make_fetcher(self, state: dict[str, Any] | None = None) -> None:
+        """Begin an epoch, or continue one from a state of the dataset and its iterator."""
+        blueprint = self.blueprint
+        kind: Callable[..., MapFetcher | IterableFetcher]
+        kind = IterableFetcher if blueprint.iterable else MapFetcher
+        if blueprint.policy is not None:
+            kind = functools.partial(
+                TolerantIterableFetcher if blueprint.iterable else TolerantMapFetcher,
+                policy=blueprint.policy,
+                worker_id=self.setup.worker,
+                randomness=self.randomness,
+            )
+        loaded_state.take_back(self.dataset)
+        if state is not None and state["dataset"] is not None:
+            self.dataset.load_state_dict(state["dataset"])
+        self.fetcher = kind(
+            self.dataset,
+            auto_collation=blueprint.auto_collation,
+            collate_fn=blueprint.collate_fn,
+            drop_last=blueprint.drop_last,
+            recorder=self.host.recorder,
+            arena=self.host.arena,
+            faults=self.host.faults,
+        )
+        self.fetcher.tidy = self.host.between_samples
+        self.fetcher.remark = self.host.remark
+        if isinstance(self.fetcher, IterableFetcher) and state is not None:
+            if state["iterator"] is not None:
+                self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+            self.fetcher.ended = state["ended"]
+            self.fetcher.ahead = state["ahead"]
+            self.fetcher.made = state["made"]
+
+    def _roots(self) -> Iterator[tuple[str, Any]]:
+        """What may have random generators of its own."""
+        yield "dataset", self.dataset
+        yield "collate_fn", self.blueprint.collate_fn
+        yield "on_bad_sample", self.blueprint.on_bad_sample
+        if isinstance(self.fetcher, IterableFetcher):
+            yield "iterator", self.fetcher.iterator

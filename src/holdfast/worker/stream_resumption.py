@@ -1,0 +1,270 @@
+"""Takes up the stream of a worker that is gone, and finds out whether it is continued exactly.
+
+`continuation` says why, and what that shows. This runs in the worker, before its first task.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from holdfast.autopsy.blackbox import REPLAY as REPLAYING
+from holdfast.engine.continuation import (
+    AGAIN,
+    PROBE,
+    REST,
+    STATE,
+    TRUST,
+    ResumptionPlan,
+    ResumptionResult,
+)
+from holdfast.worker.batch_fingerprint import (
+    DROPPED_BATCH,
+    NO_BATCH,
+    fingerprint,
+    fingerprint_of_error,
+    unseen,
+)
+from holdfast.worker.fetch import IterableFetcher, state_of
+from holdfast.worker.replica import Replica
+from holdfast.worker.tolerant import DROPPED
+
+__all__ = ["STATE_FAILED", "StreamResumption", "draw_and_drop", "state_between_epochs", "state_now"]
+
+STATE_FAILED: Final = "stream-state-failed"
+"""What a worker's remark is about if the state of its dataset cannot be read."""
+Remark = Callable[[str, str], None]
+
+
+# -- states ---------------------------------------------------------------------------------
+
+
+def state_now(dataset: Any, fetcher: IterableFetcher, remark: Remark) -> bytes:
+    """The state of an iterable dataset, pickled, to continue from after a death; empty if it has
+    none."""
+    try:
+        own = state_of(dataset)
+        iterator = None if fetcher.iterator is dataset else state_of(fetcher.iterator)
+        if own is None and iterator is None:
+            return b""
+        return pickle.dumps(
+            {
+                "dataset": own,
+                "iterator": iterator,
+                "ended": fetcher.ended,
+                "ahead": fetcher.ahead,
+                "made": fetcher.made,
+            }
+        )
+    except Exception as error:
+        _remark_failure(remark, error)
+        return b""  # it will be replayed from its start instead
+
+
+def state_between_epochs(dataset: Any, remark: Remark) -> bytes:
+    """The dataset's own state between two epochs, pickled; empty if it has none."""
+    try:
+        state = state_of(dataset)
+        return b"" if state is None else pickle.dumps({"dataset": state})
+    except Exception as error:
+        _remark_failure(remark, error)
+        return b""  # its epochs will be passed one by one instead
+
+
+def _remark_failure(remark: Remark, error: Exception) -> None:
+    remark(
+        STATE_FAILED,
+        "the state of the dataset or of its iterator cannot be kept: state_dict() raised, or what "
+        f"it gave does not pickle ({_in_words(error)}). After a death the stream cannot go on "
+        "from a state",
+    )
+
+
+def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> None:
+    """Draw one sample and drop it."""
+    try:
+        next(samples())
+    except BaseException:  # the end, or an error that was delivered in its turn
+        return
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except Exception:  # its __str__ raised
+        return type(error).__name__
+
+
+# -- taking up ------------------------------------------------------------------------------
+
+
+class StreamResumption:
+    """One attempt."""
+
+    def __init__(self, replica: Replica, plan: ResumptionPlan) -> None:
+        self._replica = replica
+        self._plan = plan
+        self._setup = replica.setup
+        self._marks = array("Q")
+        self._marks.frombytes(plan.marks)
+        self._first_mark = plan.delivered - len(self._marks)  # number of the first batch compared
+
+    def __call__(self) -> ResumptionResult:
+        """Go to where the predecessor was."""
+        plan = self._plan
+        try:
+            if plan.way == PROBE:
+                return self._probe()
+            if plan.way in AGAIN:
+                return self._from_the_start()
+            return self._from_state()
+        except BaseException as error:
+            if plan.last and plan.way != TRUST:
+                raise
+            return self._found(exact=False, error=_in_words(error), leaves=not plan.last)
+
+    def _found(self, **found: Any) -> ResumptionResult:
+        if found.get("leaves"):
+            found.setdefault("unfit", frozenset({self._plan.way}))
+        return ResumptionResult(self._plan.way, delivered=self._plan.delivered, **found)
+
+    def _from_state(self) -> ResumptionResult:
+        plan = self._plan
+        assert plan.state is not None
+        state = pickle.loads(plan.state)
+        if state["dataset"] is None:
+            self._pass_epochs(None)
+        self._to_the_epochs_start()
+        self._replica.make_fetcher(state)
+        if plan.way != STATE:
+            return self._found(exact=False, tried=plan.tried)  # nothing was compared
+        assert plan.random_before is not None
+        self._replica.randomness.restore(plan.random_before)
+        return self._compare()
+
+    def _from_the_start(self) -> ResumptionResult:
+        plan = self._plan
+        resting = None
+        if plan.way == REST and plan.state is not None:
+            resting = pickle.loads(plan.state)["dataset"]
+        self._pass_epochs(resting)
+        self._to_the_epochs_start()
+        if self._setup.exhausted:
+            return self._found()
+        try:
+            self._replica.make_fetcher()
+        except BaseException as error:
+            exact = set(self._marks) == {fingerprint_of_error(error)} if self._marks else None
+            if exact is False and plan.attempts > 1:
+                return self._to_be_tried_again(error)
+            if not plan.last:
+                raise
+            self._replica.fail(error)  # the answer to every task, perhaps as it was before
+            return self._found(exact=exact, error=_in_words(error))
+        return self._compare() if self._marks else self._found()
+
+    def _to_the_epochs_start(self) -> None:
+        if self._setup.epoch_state is not None:
+            self._replica.randomness.restore(self._setup.epoch_state)
+
+    def _pass_epochs(self, resting: Any) -> None:
+        """Bring the dataset to the state in which the epochs that are over have left it.
+
+        Many datasets count epochs, or shuffle by their number, when iter() is called or, if that is
+        a generator, when the first sample is drawn. With the state at the end of the last epoch it
+        is enough to begin once: the dataset finds that epoch at its end.
+        """
+        replica, setup = self._replica, self._setup
+        epochs = setup.epochs_done + (setup.exhausted and setup.batches_done > 0)
+        if resting is not None:
+            replica.dataset.load_state_dict(resting)
+            epochs = 1
+        for _ in range(epochs):
+            replica.host.recorder.note(-1, -1, REPLAYING)
+            draw_and_drop(lambda: iter(replica.dataset))
+        if epochs:
+            replica.seed_datapipe(setup.shared_seed)  # the seed it had was for one iter() only
+
+    def _compare(self) -> ResumptionResult:
+        """Make again the delivered batches of which there are fingerprints, and drop them."""
+        plan, bound = self._plan, self._setup.rehearsal
+        differs, different, raised = None, 0, None
+        for number, expected in enumerate(self._marks, self._first_mark):
+            self._replica.host.recorder.note(-1, -1, REPLAYING)
+            mark, error = self._one_more()
+            if error is not None and mark != expected and raised is None:
+                if plan.last and plan.attempts > 1:  # otherwise there is another way to try
+                    return self._to_be_tried_again(error)
+                raised = _in_words(error)
+            if mark == NO_BATCH:
+                return self._found(exact=False, ended=number, error=raised, leaves=not plan.last)
+            if mark != expected:
+                differs = number if differs is None else differs
+                different += 1
+                if not plan.last or bound is not None:
+                    return self._found(
+                        exact=False,
+                        differs=differs,
+                        different=1,
+                        error=raised,
+                        leaves=not plan.last,
+                    )
+            if bound is not None and self._replica.host.private() > bound:
+                return self._found(too_large=True)
+        blind = unseen(self._marks)
+        return self._found(
+            exact=False if different else None if blind else True,
+            differs=differs,
+            different=different,
+            unseen=blind,
+            error=raised,
+        )
+
+    def _to_be_tried_again(self, error: BaseException) -> ResumptionResult:
+        """An exception where there was none: a connection may have been lost."""
+        return self._found(error=_in_words(error), leaves=True, unfit=frozenset())
+
+    def _one_more(self) -> tuple[int, BaseException | None]:
+        """The fingerprint of the next batch, or of an exception, and that exception."""
+        fetcher: Any = self._replica.fetcher
+        try:
+            batch = fetcher.fetch(-1, self._replica.blueprint.batch_index)
+        except StopIteration:
+            return NO_BATCH, None
+        except BaseException as error:
+            return fingerprint_of_error(error), error
+        return (DROPPED_BATCH if batch is DROPPED else fingerprint(batch)), None
+
+    # -- whether a state is used once only ------------------------------------------------
+
+    def _probe(self) -> ResumptionResult:
+        """Load the state and begin twice: the second time must not begin where the first did."""
+        plan, setup = self._plan, self._setup
+        assert plan.state is not None
+        own = pickle.loads(plan.state)["dataset"]
+        unfit, raised = {PROBE}, None
+        if own is not None:
+            random_state = setup.random_state or self._replica.randomness.saved()
+            try:
+                self._replica.dataset.load_state_dict(own)
+                kept = self._first(random_state) == self._first(random_state)
+            except BaseException as error:  # it cannot even be loaded
+                kept, raised = True, _in_words(error)
+            if kept:
+                unfit |= {STATE, REST}
+        return self._found(leaves=True, unfit=frozenset(unfit), error=raised)
+
+    def _first(self, random_state: bytes) -> int:
+        """The fingerprint of the first sample of another epoch."""
+        self._replica.host.recorder.note(-1, -1, REPLAYING)
+        self._replica.seed_datapipe(self._setup.shared_seed)
+        self._replica.randomness.restore(random_state)
+        samples = iter(self._replica.dataset)
+        try:
+            return fingerprint(next(samples))
+        except StopIteration:
+            return NO_BATCH
+        except BaseException as error:
+            return fingerprint_of_error(error)
