@@ -143,7 +143,7 @@ def test_two_kills_and_two_dead_at_once_are_both_certain(tree: Tree) -> None:
 def test_a_kill_in_another_group_is_not_ours(tree: Tree) -> None:
     made = bear(tree)
     counters(tree, 0, machine=1)
-    assert killed(made).verdict.cause == "killed-unexplained"
+    assert killed(made).verdict.cause == "killed-from-outside"
 
 
 def test_an_old_line_about_the_same_pid_is_not_ours(tree: Tree) -> None:
@@ -156,7 +156,7 @@ def test_a_kill_in_a_group_beside_ours_moves_only_the_one_above(tree: Tree) -> N
     tree.cgroup("job/memory.events", "oom_kill 1\n")
     tree.proc("vmstat", "oom_kill 1\n")
     verdict = killed(made).verdict
-    assert (verdict.cause, verdict.confidence) == ("killed-unexplained", "low")
+    assert (verdict.cause, verdict.confidence) == ("killed-from-outside", "low")
 
 
 def test_a_worker_that_was_moved_is_judged_by_its_new_group(tree: Tree) -> None:

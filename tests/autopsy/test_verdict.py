@@ -59,7 +59,7 @@ TABLE: list[tuple[str, Evidence, str, Confidence]] = [
     ("counted twice, and the log names one other", killed(kills=Kills(2, "/g", 2), kernel_readable=True, kernel_victims=(9,)), "oom-killed", "high"),
     ("only the machine's counter, no groups", killed(kills=Kills(None, None, 1)), "oom-killed", "medium"),
     ("the machine's counter, two died", killed(kills=Kills(None, None, 1, 2)), "oom-killed", "low"),
-    ("another group's kill", killed(kills=Kills(0, None, 1)), "killed-unexplained", "low"),
+    ("another group's kill", killed(kills=Kills(0, None, 1)), "killed-from-outside", "low"),
     ("nothing moved", killed(kills=STILL), "killed-from-outside", "medium"),
     ("nothing moved, and CPU time is used up", killed(kills=STILL, cpu_seconds=0.97, cpu_limit=1.0), "cpu-limit", "high"),
     ("nothing moved, and CPU time is left", killed(kills=STILL, cpu_seconds=0.7, cpu_limit=1.0), "killed-from-outside", "medium"),

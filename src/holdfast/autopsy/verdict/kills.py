@@ -73,12 +73,15 @@ def _counted(e: Evidence) -> Verdict | None:
         )
     said = f"oom_kill in /proc/vmstat went up by {kills.machine}, which counts the whole machine"
     if kills.group == 0:
+        # The kernel counts a victim in its own group before it sends the signal, whichever limit
+        # was met: what moved the machine's counter was a process of another group.
         return verdict(
-            "killed-unexplained",
+            "killed-from-outside",
             "low",
-            said,
-            "the counter of this worker's control group did not move",
-            perhaps=("oom-killed", "killed-from-outside"),
+            "SIGKILL that holdfast did not send",
+            f"{said}, but the counter of this worker's control group did not move",
+            "so a process sent it, perhaps the worker itself; a signal does not name its sender",
+            perhaps=("oom-killed",),
         )
     enough = (kills.machine or 0) >= kills.deaths
     return _oom(e, "medium" if enough else "low", said, perhaps=("killed-from-outside",))
