@@ -83,6 +83,7 @@ _DOORBELL_AT = 128  # in a cache line of its own: the parent writes it
 _OWN_SIGNAL_AT = 192  # a signal that it is about to send to itself
 _DUMP_BYTES = 4 << 20  # bytes for one worker's dumps, sparse
 _SHORT_DUMP_BYTES = 32 << 10  # the same under a tight `ulimit -f`
+_DUMP_PART = 16 << 10  # bytes of a dump that are read at once
 _NOTHING = -1
 
 
@@ -114,7 +115,6 @@ class BlackBoxes:
                 os.ftruncate(self.fd, workers * (_REGION_BYTES + _DUMP_BYTES))
             except OSError:
                 os.ftruncate(self.fd, workers * (_REGION_BYTES + _SHORT_DUMP_BYTES))
-            self._dump = _dump_size(self.fd, workers)
             self._memory = kernel.mapped(self.fd, workers * _REGION_BYTES)
         except BaseException:
             os.close(self.fd)
@@ -166,12 +166,16 @@ class BlackBoxes:
 
     def take_dump(self, worker: int) -> str:
         """What `faulthandler` wrote for this worker. It is then cleared."""
-        at = _dump_at(self.fd, self.workers, worker)
-        text = os.pread(self.fd, self._dump, at).rstrip(b"\0")
-        if text:
-            for start in range(0, len(text), 1 << 16):
-                os.pwrite(self.fd, bytes(min(1 << 16, len(text) - start)), at + start)
-        return text.decode(errors="replace")
+        at, end = (_dump_at(self.fd, self.workers, one) for one in (worker, worker + 1))
+        text = b""
+        # The rest is zeros, and its 4 MiB take milliseconds to read, while a batch is waited for.
+        while not text.endswith(b"\0") and at < end:
+            part = os.pread(self.fd, min(_DUMP_PART, end - at), at)
+            if written := part.rstrip(b"\0"):
+                os.pwrite(self.fd, bytes(len(written)), at)
+            text += part
+            at += len(part)
+        return text.rstrip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
         self._memory.close()

@@ -163,6 +163,7 @@ class NurseryLoop:
     def serve(self, deliver: Deliver, warm_up: Callable[[int], None]) -> None:
         """Fork workers, which run `deliver`, until the trainer ends or orders the end. A process
         that is forked before it is needed runs `warm_up` first, with the nursery's pid."""
+        self._deliver, self._warm_up = deliver, warm_up
         private_names.set_thread_name(blackbox.NURSERY)
         arm(self.lifeline)
         while True:
@@ -176,14 +177,14 @@ class NurseryLoop:
                     self.tee.serve(fd)
                 elif fd != self.control.fileno():
                     continue  # closed while an earlier event of this round was handled
-                elif not self._obey(deliver):
+                elif not self._obey():
                     self._abandon_all()
                     return
             if self.unsure and os.getppid() != self.trainer_pid:
                 self._abandon_all()
                 return
             if self.spare_at is not None and time.monotonic() >= self.spare_at:
-                self._fork_spare(deliver, warm_up)
+                self._fork_spare(warm=True)
             if self.deadline is not None:
                 if not self.children:
                     self._finish()
@@ -211,7 +212,7 @@ class NurseryLoop:
             return max(0.0, until - time.monotonic()) * 1000 + 1
         return PARENT_CHECK_SECONDS * 1000 if self.unsure else None
 
-    def _obey(self, deliver: Deliver) -> bool:
+    def _obey(self) -> bool:
         """Carry out one order. Returns False if there will be no more."""
         try:
             message, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 2)
@@ -225,7 +226,7 @@ class NurseryLoop:
             setup = self._receive(size)
             if setup is None:
                 return False
-            self._start_worker(deliver, worker, generation, setup, fds, known_as)
+            self._start_worker(worker, generation, setup, fds, known_as)
         elif order == "signal":
             self._signal(worker, generation, argument)
         else:
@@ -245,13 +246,7 @@ class NurseryLoop:
         return b"".join(parts)
 
     def _start_worker(
-        self,
-        deliver: Deliver,
-        worker: int,
-        generation: int,
-        setup: bytes,
-        fds: list[int],
-        known_as: int,
+        self, worker: int, generation: int, setup: bytes, fds: list[int], known_as: int
     ) -> None:
         """`known_as` is the number for multiprocessing. A rehearsal has that of the worker it
         stands for, because a dataset may choose its seed or its part of the files by it."""
@@ -270,7 +265,7 @@ class NurseryLoop:
                 dump = kernel.memory_file("holdfast-dump")
             faults.strike_start("fork", worker, generation)
             assignment = Assignment(known_as, setup, channel, arena, stderr, dump)
-            pid = self._use_spare(assignment) or self._fork_worker(deliver, assignment)
+            pid = self._use_spare(assignment) or self._fork_worker(assignment)
         except OSError as error:
             for fd in (*taken, *fds, *(() if dump is None else (dump,))):
                 os.close(fd)
@@ -285,14 +280,14 @@ class NurseryLoop:
         if generation > 0:
             self.spare_at = time.monotonic() + SPARE_DELAY
 
-    def _fork_worker(self, deliver: Deliver, assignment: Assignment) -> int:
+    def _fork_worker(self, assignment: Assignment) -> int:
         """Returns its pid. Raises OSError if there is no room for it."""
         nursery = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._be(
                 _Process(assignment.known_as, self.trainer_pid),
-                lambda _: deliver(assignment, nursery),
+                lambda _: self._deliver(assignment, nursery),
                 assignment.stderr,
             )
         return pid
@@ -308,7 +303,7 @@ class NurseryLoop:
         spare.end()
         return None
 
-    def _fork_spare(self, deliver: Deliver, warm_up: Callable[[int], None]) -> None:
+    def _fork_spare(self, *, warm: bool) -> None:
         """Fork a process for the next worker that has to be replaced. If there is no room for it,
         that worker will be forked when it is needed."""
         self.spare_at = None
@@ -324,13 +319,14 @@ class NurseryLoop:
         def wait(process: _Process) -> None:
             ours.close()
             with contextlib.suppress(OSError):  # without descriptors or memory it stays cold
-                warm_up(nursery)
+                if warm:
+                    self._warm_up(nursery)
             assignment = await_assignment(theirs)
             if assignment is None:
                 return
             process.become(assignment.known_as)
             self.tee.replace(assignment.stderr)
-            deliver(assignment, nursery)
+            self._deliver(assignment, nursery)
 
         with theirs:
             try:
@@ -409,6 +405,8 @@ class NurseryLoop:
         self._report(
             Died(worker, generation, pid, status, cpu, at, grown, limit, handlers, dict(self.group))
         )
+        if status != 0 and self.deadline is None:
+            self._fork_spare(warm=False)  # while the trainer reads what is left of the dead worker
 
     def _signal(self, worker: int, generation: int, number: int) -> None:
         for pid, known in self.children.items():

@@ -31,6 +31,7 @@ from holdfast.transport import arena as arenas
 from holdfast.transport.window import Kept, Window
 from holdfast.worker import blas_threads
 from holdfast.worker.faults import strike_start
+from holdfast.worker.generator_states import global_states
 
 __all__ = ["ProcessResources", "Slot", "descriptor_lock"]
 
@@ -130,6 +131,7 @@ class ProcessResources:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
             blas_threads.find()
+            global_states()  # where they are in memory: found out here, and not in each worker
             self._before_fork()
             nursery = Nursery.fork(self._nursery_loop, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)

@@ -7,7 +7,9 @@ process more, which has done all that is the same for every worker, on data of o
 a socket for what makes it one of them. None of the user's code has run in it, except what the user
 has registered with ``os.register_at_fork``, which runs at every fork.
 
-A pool that never loses a worker has no spare, because it takes some MB.
+A pool that never loses a worker has no spare, because it takes some MB. When the first one dies, a
+spare is forked at once, without warming it up: it is there when the trainer has read what is left
+of the dead worker and orders a replacement.
 """
 
 from __future__ import annotations

@@ -161,6 +161,9 @@ def serve_spawned(
     line = socket.socket(fileno=control)
     try:
         from holdfast.processes import worker_main
+        from holdfast.worker.generator_states import global_states
+
+        global_states()  # where they are in memory: found out here, and not in each worker
 
         def deliver(given: Assignment, parent: int) -> None:
             equipment = Equipment(
