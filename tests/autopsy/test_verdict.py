@@ -308,7 +308,7 @@ def test_no_death_is_called_out_of_memory_without_a_counter_or_the_kernels_word(
             assert line or (group or 0) >= deaths
     if verdict.cause == "killed-from-outside" and signal == "SIGKILL" and not ours:
         assert not group
-        assert not machine
+        assert not machine or group == 0  # a kill in another control group
     if ours:
         assert verdict.cause != "oom-killed"
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.autopsy.catalogue import CATALOGUE
-from holdfast.autopsy.cause import report
+from holdfast.autopsy.cause import Sign
 from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.readers.kernel_log import KernelLog
 from holdfast.autopsy.readers.procfs import Fill
@@ -286,8 +286,8 @@ def test_what_every_match_holds_is_found_by_its_needle() -> None:
             for text in texts:
                 if match := sign.regex.search(text):
                     assert sign.needle in match[0].lower(), sign.pattern
-    assert report(r"a(b|c)?de+f?\.g[hi]jkl\d{2}").needle == "jkl"
-    assert report(r"one|two").needle == ""
+    assert Sign(r"a(b|c)?de+f?\.g[hi]jkl\d{2}", "high").needle == "jkl"
+    assert Sign(r"one|two", "high").needle == ""
 
 
 # -- whose line it is ----------------------------------------------------------------------

@@ -15,18 +15,7 @@ from typing import Literal
 
 from holdfast.autopsy.machine_facts import PLACEHOLDERS
 
-__all__ = [
-    "CONFIDENCES",
-    "Cause",
-    "Confidence",
-    "Remedy",
-    "Sign",
-    "hint",
-    "proof",
-    "report",
-    "sign",
-    "todo",
-]
+__all__ = ["CONFIDENCES", "Cause", "Confidence", "Given", "Place", "Remedy", "Sign"]
 
 Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
@@ -87,26 +76,6 @@ class Sign:
         return max(runs, key=len).lower()
 
 
-def proof(pattern: str) -> Sign:
-    """Only this cause prints this."""
-    return Sign(pattern, "high")
-
-
-def sign(pattern: str) -> Sign:
-    """Usually this cause, but not always."""
-    return Sign(pattern, "medium")
-
-
-def hint(pattern: str) -> Sign:
-    """One of several possible causes."""
-    return Sign(pattern, "low")
-
-
-def report(pattern: str, confidence: Confidence = "high") -> Sign:
-    """This cause, for the process that the line names."""
-    return Sign(pattern, confidence, reports=True)
-
-
 @dataclass(frozen=True)
 class Remedy:
     """Something to do, with the command for it where there is one."""
@@ -135,10 +104,6 @@ class Remedy:
 
     def __str__(self) -> str:
         return f"{self.text}: {self.command}" if self.command else self.text
-
-
-def todo(text: str, command: str = "", place: Place = "", *, given: Given = "") -> Remedy:
-    return Remedy(text, command, place, given)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.autopsy.catalogue import UNKNOWN
+from holdfast.autopsy.catalogue import SHARED_REMEDIES, UNKNOWN
 from holdfast.autopsy.cause import Remedy
-from holdfast.autopsy.causes.crashes import ALONE
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.engine import events as ev
@@ -365,7 +364,7 @@ def _details(deaths: Sequence[Incident], *advice: Remedy, cause: str = "") -> st
         lines.append(_indented(stack.strip()))
     lines.append("What to do:")
     more = deaths[-1].advice() if deaths else ()
-    said = {one.text for one in advice} | {ALONE.text}
+    said = {one.text for one in advice} | {SHARED_REMEDIES["load it alone"].text}
     for remedy in (*advice, *(one for one in more if one.text not in said)):
         lines.append(f"  - {remedy.text}")
         lines += [f"      {line}" for line in remedy.command.splitlines()]

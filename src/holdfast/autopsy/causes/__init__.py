@@ -1,1 +1,0 @@
-"""The entries of the catalogue, grouped by what runs out or breaks."""
