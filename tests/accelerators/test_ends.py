@@ -175,9 +175,9 @@ def test_ctrl_c_ends_a_next_that_waits_for_pinning_and_the_loader_can_be_used_ag
     assert said(ended)["again"] == [str(list(range(8)))]
 
 
-@pytest.mark.slow  # failed once in two runs of the whole suite: an open defect of the pinning thread
 def test_signal_handlers_that_raise_cost_no_batch(stage: Stage) -> None:
-    """Alarms every few milliseconds, in `next()` and outside of it."""
+    """An alarm in every `next()`. Outside of it the handler does not raise: what `next()` has returned is the
+    script's to lose."""
     ended = play(
         stage,
         """
@@ -185,30 +185,30 @@ def test_signal_handlers_that_raise_cost_no_batch(stage: Stage) -> None:
             pass
 
         def strike(number, frame):
-            raise Alarm
+            if frame.f_code is not here:
+                raise Alarm
 
+        here = sys._getframe().f_code
         slate.take(2)
         loader = DataLoader(Images(60), batch_size=2, num_workers=2, pin_memory=True)
         iterator = iter(loader)
         signal.signal(signal.SIGALRM, strike)
         seen, alarms = [], 0
         while True:
+            signal.setitimer(signal.ITIMER_REAL, 0.0007)
             try:
-                signal.setitimer(signal.ITIMER_REAL, 0.0007)
-                try:
-                    batch = next(iterator)
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                batch = next(iterator)
             except Alarm:
                 alarms += 1
                 continue
             except StopIteration:
                 break
             seen.append(int(batch[0, 100]))
-        say("seen", seen == list(range(0, 60, 2)), alarms > 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        say("seen", seen == list(range(0, 60, 2)), alarms > 0, seen)
         """,
     )
-    assert said(ended)["seen"] == ["True True"]
+    assert said(ended)["seen"] == [f"True True {list(range(0, 60, 2))}"]
 
 
 def test_a_forked_child_has_no_thread_and_can_have_a_loader_of_its_own(stage: Stage) -> None:

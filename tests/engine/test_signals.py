@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -107,3 +109,52 @@ def told_apart() -> None:
 def test_handlers_wait_in_a_child_that_another_thread_has_forked() -> None:
     """The thread that forks is the child's main one."""
     assert code_of(forked_elsewhere(told_apart)) == DEFERRED
+
+
+class Struck(Exception):
+    """What a handler raises."""
+
+
+def struck(step: int, call: Callable[[], None]) -> bool:
+    """Call it, and raise at this instruction of it, as a signal handler may. False if it has fewer."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal step
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            step -= 1
+            if step < 0:
+                raise Struck
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Struck:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_latch_can_be_set_and_waited_for_wherever_a_handler_raised_in_its_wait(
+    is_set: bool,
+) -> None:
+    """With `threading.Event` the thread that sets it then waits for ever, or the handler's exception gives way to
+    "release unlocked lock"."""
+    for step in itertools.count():
+        latch = signals.Latch()
+        if is_set:
+            latch.set()
+        was_struck = struck(step, lambda latch=latch: latch.wait(0.001))  # type: ignore[misc]
+        setting = threading.Thread(target=latch.set, daemon=True)
+        setting.start()
+        setting.join(20)
+        assert not setting.is_alive(), step
+        latch.wait(20)
+        assert latch.is_set
+        if not was_struck:
+            break
+    assert step > 3

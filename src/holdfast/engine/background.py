@@ -34,6 +34,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from holdfast.engine.signals import Latch
 from holdfast.private_names import is_owned
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class BackgroundThread:
         _open[id(self)] = self
         self._pool: Pool | None = pool  # until it is closed: the pool refers to us
         self._wake = wake
-        self._done = threading.Event()
+        self._done = Latch()
         self._clerk: threading.Thread | None = None
         self._waited_for: threading.Thread | None = None  # the clerk that we have waited for
         self._thread = threading.Thread(target=self._run, name="holdfast-watch", daemon=True)
@@ -171,7 +172,7 @@ class BackgroundThread:
         """Have the pool closed, without waiting. Finalizers and signal handlers may call it."""
         if self.owner != getpid():
             return
-        if self._done.is_set():
+        if self._done.is_set:
             return
         leaving.add(self)  # keeps it alive until its thread comes to it
         if self.stage is before:

@@ -221,12 +221,16 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
 
     def __next__(self) -> Any:
         if profiler_enabled():
-            return super().__next__()
-        data = self._next_data()
-        self._num_yielded += 1
-        length: Any = self._IterableDataset_len_called  # of an iterable dataset, if it was asked
-        if length is not None and self._num_yielded > length:
-            self._warn_of_length()
+            data = super().__next__()
+        else:
+            data = self._next_data()
+            self._num_yielded += 1
+            length: Any = self._IterableDataset_len_called  # of an iterable dataset, if asked
+            if length is not None and self._num_yielded > length:
+                self._in_hand = _NOTHING  # if this raises, the batch is lost as with torch
+                self._warn_of_length()
+        # No call from here on: the batch is the consumer's, also if a signal handler raises.
+        self._in_hand = _NOTHING
         return data
 
     def _warn_of_length(self) -> None:
@@ -242,9 +246,10 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
         )
 
     def _next_data(self) -> Any:
+        """The next batch. In the main thread it stays in `_in_hand` until `__next__` is at its end:
+        Python runs signal handlers when a call returns, too."""
         if self._in_hand is not _NOTHING and signals.handlers_run_here():
-            data, self._in_hand = self._in_hand, _NOTHING
-            return data
+            return self._in_hand
         pool = self._pool
         pool.check_owner()
         data = _NOTHING
@@ -279,7 +284,6 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
                 if unpinned:
                     pool.await_pinned(answer, self._timeout)
             if data is not _NOTHING:
-                self._in_hand = _NOTHING
                 return data
             if isinstance(taken, ev.Delivery):
                 self._raised = True

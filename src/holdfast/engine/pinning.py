@@ -16,7 +16,7 @@ Who does what:
   batch was made under the consumer's `torch.inference_mode()` would depend on timing.
 
 What a batch needs of the two threads goes through a `SimpleQueue`, which signal handlers and
-finalizers may use at any moment, and one event for each batch. There is no lock to be held when a
+finalizers may use at any moment, and one latch for each batch. There is no lock to be held when a
 signal handler raises or another thread forks.
 
 Memory. A batch counts towards the budget until the consumer has it, and while it is copied there
@@ -47,6 +47,7 @@ import torch
 
 from holdfast import private_names
 from holdfast.engine.driver import Batch
+from holdfast.engine.signals import Latch
 from holdfast.worker.exceptions import rebuild_here
 
 __all__ = ["CopyToPinned", "PinnedBatch", "Pinner", "PinningThread", "pin"]
@@ -118,7 +119,7 @@ class PinnedBatch:
         self._thread = thread
         self._pinned: Any = None
         self._error: BaseException | None = None
-        self._done = threading.Event()
+        self._done = Latch()
 
     @property
     def ready(self) -> bool:

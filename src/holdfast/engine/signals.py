@@ -20,6 +20,7 @@ import contextlib
 import functools
 import inspect
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 __all__ = [
+    "Latch",
     "Undivided",
     "defer_handlers",
     "deferred",
@@ -152,6 +154,35 @@ def _in_child(
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+class Latch:
+    """What one thread sets, once, and others wait for, also one whose signal handlers raise.
+
+    `threading.Event` is written in Python. A handler that raises in the middle of its `wait` may
+    leave its lock locked, and then `set` waits for ever; or the lock is released twice, and that
+    error takes the place of what the handler raised. A `SimpleQueue` has no such middle.
+    """
+
+    __slots__ = ("_tokens", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self.is_set = True
+        self._tokens.put(None)
+
+    def wait(self, timeout: float) -> None:
+        """Until it is set. If several threads wait, and a handler raises in one of them just then,
+        the others may wait for all of `timeout`."""
+        if not self.is_set:
+            try:
+                self._tokens.get(timeout=timeout)
+            except queue.Empty:
+                return
+            self._tokens.put(None)  # for the next one
 
 
 class Undivided:
