@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Literal
 
-__all__ = ["OURS", "Author", "module_of", "of_file", "well_known"]
+__all__ = ["OURS", "Author", "module_of", "of_file", "users_level", "well_known"]
 
 Author = Literal["python", "library", "holdfast", "user"]
 
@@ -62,3 +62,16 @@ def well_known(module: str) -> bool:
     """Whether a module is Python's, torch's, NumPy's or ours, so that no code of the user is in it.
     All other modules are treated as the user's."""
     return module.partition(".")[0] in _WELL_KNOWN
+
+
+def users_level() -> int:
+    """The stack level, for `warnings.warn` in our caller, of the line that uses the loader."""
+    frame = sys._getframe(1)
+    level = 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "holdfast" and not module.startswith("torch.utils.data"):
+            break
+        frame = frame.f_back
+        level += 1
+    return level

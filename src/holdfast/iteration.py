@@ -21,6 +21,7 @@ import torch.utils.data
 
 from holdfast import option_sources, options, private_names, runtime
 from holdfast.autopsy.logbook import Logbook
+from holdfast.code_origin import users_level
 from holdfast.loader_identity import LoaderIdentity, name_of
 from holdfast.loader_identity import rank as find_rank
 from holdfast.options import Settings
@@ -267,7 +268,7 @@ def _warn_of_torchs_workers(why: str) -> None:
         f"{why}. Workers are torch's own: they are not replaced when they die or hang, and "
         "on_bad_sample, stall_timeout, memory_budget and worker_memory_limit have no effect. "
         "`holdfast doctor` lists what this system has",
-        stacklevel=6,
+        stacklevel=users_level(),
     )
 
 

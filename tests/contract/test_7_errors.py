@@ -577,11 +577,12 @@ def test_an_unpicklable_function_is_named(holdfast_class: Loader, argument: str)
         **{argument: lambda value: value},
     )
     with (
-        pytest.warns(UserWarning, match="Got pickle error when"),
+        pytest.warns(UserWarning, match="Got pickle error when") as warned,
         pytest.raises((AttributeError, TypeError, pickle.PicklingError), match=argument) as raised,
     ):
         next(iter(loader))
     raised.value.__traceback__ = None
+    assert [one.filename for one in warned] == [__file__]
 
 
 def test_an_unpicklable_dataset_is_no_problem_under_fork(loader_class: Loader) -> None:

@@ -286,15 +286,44 @@ def test_persistent_workers_end_with_their_iterator(how: str) -> None:
         assert eventually(lambda: children() == before)
 
 
-def test_the_table_of_runtimes_keeps_no_loader_alive() -> None:
-    with holdfast.install():
-        loader: Any = DataLoader(Numbers(2), num_workers=1)
-        list(loader)
-        loader.dataset.loader = loader  # a module that has both, for example
-        gone = weakref.ref(loader)
-        del loader
-        gc.collect()
-        assert gone() is None
+class Whole(Numbers):
+    """Dataset, hooks and loader in one, as modules that are given to a trainer have them."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return samples
+
+    def begin(self, worker: int) -> None:
+        pass
+
+    def replace(self, bad: Any) -> Any:
+        return "skip"
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize("part", ["dataset", "collate_fn", "worker_init_fn", "on_bad_sample"])
+def test_a_loader_that_what_it_was_given_refers_to_ends_with_its_workers(
+    part: str, persistent: bool
+) -> None:
+    """As with torch, the garbage collector finds it."""
+    before = children()
+    whole: Any = Whole(4)
+    data = whole if part == "dataset" else Numbers(4)
+    more: dict[str, Any] = {"persistent_workers": persistent}
+    if part == "collate_fn":
+        more["collate_fn"] = whole.collate
+    if part == "worker_init_fn":
+        more["worker_init_fn"] = whole.begin
+    own = {"on_bad_sample": whole.replace} if part == "on_bad_sample" else {}
+    with holdfast.install(**own):
+        whole.loader = DataLoader(data, num_workers=1, **more)
+        whole.iterator = iter(whole.loader)
+        next(whole.iterator)
+        gone = weakref.ref(whole.loader)
+        assert children() != before
+    del whole, data, more, own
+    gc.collect()
+    assert gone() is None
+    assert eventually(lambda: children() == before)
 
 
 class Named(DataLoader[Any]):

@@ -65,7 +65,8 @@ def opened(
     dataset: Any, before_fork: Callable[[], None] = lambda: None
 ) -> Iterator[ProcessResources]:
     with descriptor_lock():
-        resources = ProcessResources(blueprint_of(dataset), None, WORKERS, before_fork)
+        blueprint = blueprint_of(dataset)
+        resources = ProcessResources(blueprint, None, WORKERS, before_fork)
     try:
         yield resources
     finally:

@@ -33,6 +33,7 @@ from holdfast.engine import events as ev
 from holdfast.engine.continuation import TRUST, Recovery, ResumptionResult
 from holdfast.engine.driver import Driver
 from holdfast.engine.transform_detection import in_transform
+from holdfast.introspection.attributes import weakly
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.substitute import position_of
@@ -156,7 +157,7 @@ class Deaths:
         self.recovery = recovery
         self.origin = origin
         self._driver = driver
-        self._dataset = dataset
+        self._dataset = weakly(dataset)  # which may refer to the loader
         self._on_incident = on_incident
         self._on_amended = on_amended
         self._explained = set() if explained is None else explained
@@ -334,7 +335,7 @@ class Deaths:
     def _examined(self, incident: Incident, evidence: Evidence) -> Incident:
         """The incident, with its cause."""
         evidence, verdict = self._driver.examine(evidence)
-        sample, dataset = incident.sample, self._dataset
+        sample, dataset = incident.sample, self._dataset()
         if incident.step == "fetch" and in_transform(dataset, evidence.stack):
             incident = dataclasses.replace(incident, step="transform")
             evidence = dataclasses.replace(evidence, step="transform")

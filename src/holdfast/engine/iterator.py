@@ -97,7 +97,8 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
             init_fn = functools.partial(shard, init_fn, self._world_size, self._rank)
         iterable = isinstance(self._dataset, IterableDataset)
         pinner = self._new_pinner(options, origin)
-        blueprint = Blueprint(
+        # Held by this alone: what the user has put into it may refer to the loader, and so to this.
+        self._blueprint = blueprint = Blueprint(
             dataset=self._dataset,
             iterable=iterable,
             auto_collation=self._auto_collation,

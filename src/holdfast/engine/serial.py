@@ -14,6 +14,7 @@ from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.options import Settings
 from holdfast.private_names import SingleProcessDataLoaderIter, pin
 from holdfast.samples.ledger import Account, Ledger
+from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker import loaded_state
 from holdfast.worker.tolerant import DROPPED
@@ -39,11 +40,11 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._number = 0
         self._account = open_account(self, options, ledger)
         self._careful: TolerantMapFetcher | TolerantIterableFetcher | None = None
-        if self._account is not None:
-            self._careful = self._careful_fetcher(self._account)
+        if options.policy is not None:
+            self._careful = self._careful_fetcher(options.policy)
         stats.epochs += 1
 
-    def _careful_fetcher(self, account: Account) -> TolerantMapFetcher | TolerantIterableFetcher:
+    def _careful_fetcher(self, policy: Policy) -> TolerantMapFetcher | TolerantIterableFetcher:
         common: dict[str, Any] = {
             "auto_collation": self._auto_collation,
             "collate_fn": self._collate_fn,
@@ -51,7 +52,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             "recorder": NoRecorder(),
             "arena": None,
             "faults": None,
-            "policy": account.policy,
+            "policy": policy,
             "worker_id": None,
             "catch": Exception,
         }

@@ -7,15 +7,35 @@ lazy object would create itself, with all that this may do, to answer it.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["attributes_of", "dict_of", "has_attributes", "is_a", "own", "own_one", "slots_of"]
+__all__ = [
+    "attributes_of",
+    "dict_of",
+    "has_attributes",
+    "is_a",
+    "own",
+    "own_one",
+    "slots_of",
+    "weakly",
+]
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """`isinstance`, without reading the value's ``__class__``."""
     return issubclass(type(value), kinds)
+
+
+def weakly(value: Any) -> Callable[[], Any]:
+    """Gives the value, or None once nothing else refers to it. A value that cannot be referred to
+    weakly, such as a list, is kept."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def own(value: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast.code_origin import users_level
 from holdfast.engine.driver import DriverOptions
 from holdfast.engine.events import Limits
 from holdfast.processes.process_driver import ProcessDriver
@@ -44,7 +45,7 @@ def _payload(blueprint: Blueprint, method: str) -> Payload:
             "Got pickle error when attempting to start a worker Process. "
             f"The start method {method!r} requires that the dataset, collate_fn and "
             "worker_init_fn can be pickled.",
-            stacklevel=6,
+            stacklevel=users_level(),
         )
         explain_pickle_error(error, blueprint)
         raise

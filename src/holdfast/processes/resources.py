@@ -5,10 +5,13 @@ nowhere else, so that none is forgotten.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import pickle
 import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -89,7 +92,8 @@ class ProcessResources:
         before_fork: Callable[[], None],
     ) -> None:
         """`before_fork` is called before a nursery is forked from this process. The payload is
-        closed with everything else, also if this fails."""
+        closed with everything else, also if this fails. The blueprint is the iterator's: what the
+        user has put into it may refer to the loader, and a thread holds this."""
         self.slots: list[Slot] = []
         self.kept = Kept()  # by the consumer, of all arenas
         self.channels: dict[int, int] = {}  # descriptor -> worker
@@ -97,7 +101,7 @@ class ProcessResources:
         self.poll = select.poll()
         self.on_backlog: Callable[[], None] = lambda: None
         """Called when part of an order has to wait for room."""
-        self._blueprint = blueprint
+        self._blueprint = weakref.ref(blueprint)
         self._payload = payload
         self._before_fork = before_fork
         self._nursery: Nursery | None = None
@@ -130,10 +134,14 @@ class ProcessResources:
         if self._payload is not None:
             nursery = Nursery.spawn(self._payload, self.boxes.fd, self.lifeline.reading)
         else:
+            blueprint = self._blueprint()
+            if blueprint is None:
+                raise OSError(errno.ESRCH, "the iterator is gone")
             blas_threads.find()
             global_states()  # where they are in memory: found out here, and not in each worker
             self._before_fork()
-            nursery = Nursery.fork(self._nursery_loop, self.boxes.fd, self.lifeline.reading)
+            loop = functools.partial(self._nursery_loop, blueprint)
+            nursery = Nursery.fork(loop, self.boxes.fd, self.lifeline.reading)
         self.poll.register(nursery.control, select.POLLIN)
         self.poll.register(nursery.process, select.POLLIN)
         nursery.on_backlog = self._await_room
@@ -160,13 +168,13 @@ class ProcessResources:
         self.nursery.close()
         return self.nursery.status
 
-    def _nursery_loop(self, nurse: NurseryLoop) -> None:
+    def _nursery_loop(self, blueprint: Blueprint, nurse: NurseryLoop) -> None:
         """In the forked nursery."""
         self.disown()
         for other in background.pools_of_ancestors():
             other.disown()
         blas_threads.limit()
-        blueprint, boxes, line = self._blueprint, self.boxes.fd, self.lifeline.reading
+        boxes, line = self.boxes.fd, self.lifeline.reading
 
         def deliver(given: Assignment, parent: int) -> None:
             equipment = Equipment(given.channel, given.arena, boxes, parent, line, given.dump)

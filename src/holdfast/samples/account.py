@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from holdfast.errors import TooManyBadSamples
+from holdfast.introspection.attributes import weakly
 from holdfast.samples import policy as policies
 from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.policy import Limit, Policy
@@ -47,13 +48,12 @@ class Account:
         epoch: int,
     ) -> None:
         self.ledger = ledger
-        self.policy = policy
         self.epoch = epoch
         self.bad: list[BadSample] = []
         self.seen = 0
         self.ended = False
         self._limit = limit
-        self._dataset = dataset
+        self._dataset = weakly(dataset)  # a pool holds this, and the dataset may refer to it
         self._iterable = isinstance(dataset, IterableDataset)
         self._seed = seed_for(base_seed, epoch)
         self._known = dict(ledger.known)
@@ -130,7 +130,7 @@ class Account:
         bad = dataclasses.replace(
             bad,
             index=sample,
-            name=name_of(self._dataset, sample),
+            name=name_of(self._dataset(), sample),
             position=position_of(code),
             batch=number,
             epoch=self.epoch,

@@ -6,7 +6,6 @@ it does; an `Account` belongs to one epoch.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.autopsy.logbook import Logbook
+from holdfast.code_origin import users_level
 from holdfast.errors import BadSampleWarning
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples import policy as policies
@@ -114,7 +114,7 @@ class Ledger:
 
     def say(self, text: str) -> None:
         whole = f"holdfast: {self.origin.prefix}{text}"
-        warnings.warn(whole, BadSampleWarning, stacklevel=_users_level())
+        warnings.warn(whole, BadSampleWarning, stacklevel=users_level())
 
     def warn_of_ranks(self) -> None:
         distributed = torch.distributed
@@ -124,16 +124,3 @@ class Ledger:
             and distributed.get_world_size() > 1
         ):
             self.warn("ranks", policies.UNEVEN)
-
-
-def _users_level() -> int:
-    """The stack level, for `warnings.warn` in our caller, of the line that asked for a batch."""
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] != "holdfast" and not module.startswith("torch.utils.data"):
-            break
-        frame = frame.f_back
-        level += 1
-    return level
