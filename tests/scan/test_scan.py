@@ -291,7 +291,7 @@ def test_a_script_s_own_dataset_is_known_when_the_script_is_run(
     method: str, tmp_path: Path
 ) -> None:
     """As ``__main__`` it has another module name than when it is scanned."""
-    script = tmp_path / "train_it.py"
+    script = tmp_path / f"train_by_{method}.py"
     script.write_text(
         "import sys\n"
         "class Photos:\n"

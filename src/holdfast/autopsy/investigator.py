@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import NotedSize
@@ -65,21 +66,13 @@ class _LiveWorker:
 
     pid: int
     groups: tuple[cgroup.Group, ...]
-    threads_at_fork: int | None = None  # of the trainer, when this worker was forked from it
-    neighbours: tuple[TrainerThread, ...] = ()  # what those threads were doing
-    since: float = field(default_factory=time.monotonic)
-    resident: int | None = None
-    looked: float = 0.0
-    descriptors: int | None = None
-    threads: int | None = None
-    activity: procfs.Activity | None = None  # just before we killed it
-    busy: bool | None = None
-    alone: bool | None = None
-    sent: bool = False  # the user killed it through its process handle
-    cpu: float | None = None  # seconds, when it was reaped
-    cpu_limit: float | None = None
-    handlers: bool | None = None
-    group: Mapping[int, float] = field(default_factory=dict)  # signals to all: when
+    seen: Evidence
+    """What was seen of it so far."""
+    looked: float = 0.0  # when its size was last measured
+    group_signals: Mapping[int, float] = field(default_factory=dict)  # sent to all, and when
+
+    def note(self, **facts: Any) -> None:
+        self.seen = replace(self.seen, **facts)
 
 
 @dataclass
@@ -122,7 +115,14 @@ class Investigator:
 
     def born(self, worker: int, pid: int) -> None:
         groups = cgroup.groups(pid, "memory", self.roots) or self._own_groups
-        self._workers[worker] = _LiveWorker(pid, groups, self._threads, self._neighbours)
+        seen = Evidence(
+            pid=pid,
+            start_method=self.start_method,
+            threads_at_fork=self._threads,
+            neighbours=self._neighbours,
+            since=time.monotonic(),
+        )
+        self._workers[worker] = _LiveWorker(pid, groups, seen)
         self._meet(groups)
 
     def _meet(self, groups: tuple[cgroup.Group, ...]) -> None:
@@ -134,7 +134,7 @@ class Investigator:
     def sent(self, worker: int) -> None:
         """The user kills a worker through its process handle."""
         if worker in self._workers:
-            self._workers[worker].sent = True
+            self._workers[worker].note(sent_by_us=True)
 
     def sample_counters(self, now: float) -> None:
         """Note sizes and counters, if the interval has passed."""
@@ -145,9 +145,12 @@ class Investigator:
             size = procfs.size(live.pid, self.roots)
             if size is None:
                 continue
-            live.resident, live.looked = size.resident, now
-            live.descriptors = procfs.descriptors(live.pid, self.roots)
-            live.threads = procfs.threads(live.pid, self.roots)
+            live.looked = now
+            live.note(
+                worker_bytes=size.resident,
+                worker_descriptors=procfs.descriptors(live.pid, self.roots),
+                worker_threads=procfs.threads(live.pid, self.roots),
+            )
             groups = cgroup.groups(live.pid, "memory", self.roots)
             if groups and groups != live.groups:
                 live.groups = groups
@@ -167,11 +170,13 @@ class Investigator:
             return
         before = procfs.activity(live.pid, self.roots)
         time.sleep(_GLANCE)
-        live.activity = procfs.activity(live.pid, self.roots)
-        if before is not None and live.activity is not None:
-            live.busy = live.activity.ticks > before.ticks
+        after = procfs.activity(live.pid, self.roots)
         threads = procfs.threads(live.pid, self.roots)
-        live.alone = None if threads is None else threads == 1
+        live.note(
+            activity=after,
+            busy=None if before is None or after is None else after.ticks > before.ticks,
+            alone=None if threads is None else threads == 1,
+        )
 
     def reaped(
         self,
@@ -185,8 +190,8 @@ class Investigator:
         """Note what only the process that reaps a worker can know."""
         live = self._workers.get(worker)
         if live is not None:
-            live.cpu, live.cpu_limit = cpu, cpu_limit
-            live.handlers, live.group = handlers, group
+            live.note(cpu_seconds=cpu, cpu_limit=cpu_limit, handlers=handlers)
+            live.group_signals = group
 
     # -- before it is decided what comes next -----------------------------------------------
 
@@ -202,16 +207,8 @@ class Investigator:
         live = self._workers.get(worker)
         if live is None:
             return False
-        evidence = Evidence(
-            stalled=True,
-            sent_by_us=True,
-            stack=thread_notes.split(stack)[1],
-            start_method=self.start_method,
-            threads_at_fork=live.threads_at_fork,
-            neighbours=live.neighbours,
-            activity=live.activity,
-            busy=live.busy,
-            alone=live.alone,
+        evidence = replace(
+            live.seen, stalled=True, sent_by_us=True, stack=thread_notes.split(stack)[1]
         )
         return judge(evidence).cause == "fork-lock-deadlock"
 
@@ -226,33 +223,18 @@ class Investigator:
         """
         live = self._workers.pop(worker, None)
         if live is None:
-            found = Evidence(threads_at_fork=self._threads)
+            found = Evidence(start_method=self.start_method, threads_at_fork=self._threads)
         else:
-            found = self._group_signal(
-                Evidence(
-                    pid=live.pid,
-                    sent_by_us=live.sent,
-                    threads_at_fork=live.threads_at_fork,
-                    neighbours=live.neighbours if stalled else (),
-                    activity=live.activity,
-                    busy=live.busy,
-                    alone=live.alone,
-                    cpu_seconds=live.cpu,
-                    cpu_limit=live.cpu_limit,
-                    handlers=live.handlers,
-                    worker_descriptors=live.descriptors,
-                    worker_threads=live.threads,
-                    control_groups=live.groups,
-                    since=live.since,
-                ),
-                live.group,
+            found = replace(
+                live.seen,
+                control_groups=live.groups,
+                neighbours=live.seen.neighbours if stalled else (),
             )
-        if live is not None and (size is None or size.at < live.looked):
-            found = replace(found, worker_bytes=live.resident)
-        if size is not None and found.worker_bytes is None:
+            found = self._group_signal(found, live.group_signals)
+        if size is not None and (live is None or size.at >= live.looked):
             private = max(0, size.resident - size.shared)
             found = replace(found, worker_bytes=size.resident, worker_private=private)
-        return replace(found, start_method=self.start_method, stderr=stderr)
+        return replace(found, stderr=stderr)
 
     def gather(self, evidence: Evidence) -> Evidence:
         """Add what will not be the same in a moment."""
@@ -364,9 +346,9 @@ class Investigator:
             time.time(),
             None if trainer is None else trainer.resident,
             {
-                worker: live.resident
+                worker: live.seen.worker_bytes
                 for worker, live in self._workers.items()
-                if live.resident is not None
+                if live.seen.worker_bytes is not None
             },
             confined.memory_usage,
             confined.memory_limit,

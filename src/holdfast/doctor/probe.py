@@ -48,10 +48,6 @@ class Samples:
         """Private bytes of a worker that has loaded nothing yet."""
         return self.private[0] if self.private else 0
 
-    @property
-    def growth(self) -> int:
-        return max(self.private) - self.private[0] if self.private else 0
-
 
 class Troubled(Exception):
     """A dataset's error or the death of its worker: in one line, in full, and what to do."""

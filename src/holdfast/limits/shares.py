@@ -3,8 +3,8 @@
 One function computes both, because both are used up at the same time by a dataset that leaks *and*
 has large samples. The sum of the shares, counted as they are really used, is never more than the
 free memory. There is one exception. With so many workers that `LEAST` for each is more than half of
-the free memory, `ladder.allowance` gives them `LEAST` all the same: otherwise they could not work
-at all.
+the free memory, `worker_limit.allowance` gives them `LEAST` all the same: otherwise they could not
+work at all.
 
 How memory is really used:
 
@@ -50,10 +50,6 @@ class Shares:
     in_flight: int  # for all loaders of this process
     worker: int  # by how much each worker may grow
     base: int  # what is set aside for each worker's start
-
-    def promised(self, workers: int) -> int:
-        """The sum of all shares, as they are really used."""
-        return TAKES * self.in_flight + workers * (self.worker + self.base)
 
 
 def shares(room: int, workers: int, batch: int = 0) -> Shares:

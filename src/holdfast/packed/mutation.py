@@ -30,7 +30,6 @@ _CHANGING = frozenset(_OF_LISTS | _OF_DICTS | _OF_OTHERS)
 class Change:
     """A line that changes an attribute or an item of it, or that checks its type."""
 
-    attribute: str
     method: str
     line: int
     code: str
@@ -53,7 +52,7 @@ def changes(kind: type) -> dict[str, Change]:
                 for attribute, node in _Reader(definition).changed:
                     code = ast.unparse(node)
                     line = first + node.lineno - 1
-                    change = Change(attribute, name, line, code, _asks_for_type(node))
+                    change = Change(name, line, code, _asks_for_type(node))
                     found.setdefault(attribute, change)
     return found
 

@@ -102,37 +102,15 @@ def _from_file(where: str) -> ModuleType:
 
 
 def dataset(spec: str, given: Mapping[str, Any]) -> Any:
-    """The dataset that a spec names: an object, or the result of a class or a function."""
-    found = named(spec)
-    is_object = not isinstance(found, type) and hasattr(found, "__getitem__")
-    if is_object and given:
-        raise SourceError(
-            f"{spec} is a dataset already, so --arg {next(iter(given))}= cannot be passed to "
-            "anything; name its class or a function that makes it"
-        )
-    if not is_object:
-        if not callable(found):
-            raise SourceError(
-                f"{spec} is of type {type(found).__name__}: not a dataset, class or function"
-            )
-        found = found(**given)
-    _check(spec, found)
-    return found
-
-
-def _check(spec: str, found: Any) -> None:
-    kind = type(found).__name__
+    """The map-style dataset that a spec names, in one of the ways of `any_dataset`."""
+    found = any_dataset(spec, given).dataset
     if isinstance(found, IterableDataset):
         raise SourceError(
-            f"{spec} is an IterableDataset ({kind}), whose elements have no index to "
-            'name them by. Run it through DataLoader(..., on_bad_sample="skip", '
+            f"{spec} is an IterableDataset ({type(found).__name__}), whose elements have no index "
+            'to name them by. Run it through DataLoader(..., on_bad_sample="skip", '
             'quarantine="bad.jsonl") instead, which lists the bad elements'
         )
-    for needed in ("__getitem__", "__len__"):
-        if not hasattr(found, needed):
-            raise SourceError(f"{spec} ({kind}) has no {needed}, so it is not a dataset")
-    if not len(found):
-        raise SourceError(f"{spec} is empty: its length is 0")
+    return found
 
 
 @dataclass(frozen=True)
@@ -153,7 +131,7 @@ def any_dataset(spec: str, given: Mapping[str, Any]) -> FoundDataset:
     is_made = isinstance(found, DataLoader) or _is_dataset(found)
     if is_made and given:
         raise SourceError(
-            f"{spec} is an object already, so --arg {next(iter(given))}= cannot be passed to "
+            f"{spec} is a dataset already, so --arg {next(iter(given))}= cannot be passed to "
             "anything; name its class or a function that makes it"
         )
     if not is_made and callable(found):
