@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -87,11 +88,11 @@ def test_its_size_is_bounded_and_the_end_is_kept(tmp_path: Path) -> None:
     limit = 20_000
     book = Logbook(tmp_path, limit=limit)
     for number in range(2000):
-        book.memory({"number": number})
+        book.event("some", "words", number=number)
         book.flush()
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert sum(sizes) <= 2 * limit + 200
-    numbers = [record["number"] for record in read(tmp_path).memory]
+    numbers = [record["number"] for record in read(tmp_path).events]
     assert numbers == list(range(numbers[0], 2000))
     assert len(numbers) > 100
 
@@ -244,3 +245,25 @@ def test_a_folder_of_damaged_lines_only_is_no_logbook(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["incidents", str(tmp_path)])
     assert result.exit_code == 2
     assert "contains no logbook (2 lines in it are not records)" in result.output
+
+
+def test_curves_reach_back_to_the_beginning_in_bounded_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = Logbook(tmp_path, limit=20_000)
+    clock = iter(range(1_700_000_000, 1_800_000_000, 5))
+    monkeypatch.setattr("holdfast.autopsy.logbook.time.time", lambda: float(next(clock)))
+    for number in range(3000):
+        figures = {"series": 1.0, "batches": number, "samples": 0, "wait_seconds": 0.0}
+        figures |= {"elapsed": float(number), "workers": {}, "seconds": {}, "ended": number == 5}
+        book.progress(lambda figures=figures: figures)
+        book.flush()
+    story = read(tmp_path)
+    numbers = [one["batches"] for one in story.progress]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == 2999
+    assert 5 in numbers, "the last record of a series is kept"
+    gaps = [after - before for before, after in itertools.pairwise(numbers)]
+    assert max(gaps) < 10 * 3000 / len(numbers), "evenly spaced"
+    assert numbers[0] < 300, "from the beginning on"
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 20_000

@@ -21,6 +21,7 @@ from holdfast.autopsy.catalogue import UNKNOWN
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.readers import Roots
+from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
@@ -210,6 +211,15 @@ class FakeDriver:
 
     def size(self, worker: int) -> int | None:
         return self.sizes.get(worker)
+
+    def tally(self) -> Tally:
+        return Tally()
+
+    def own_bytes(self) -> dict[int, int]:
+        return {}
+
+    def shared_bytes(self) -> int:
+        return 0
 
     def handle(self, worker: int) -> Handle:
         alive = worker in self.living

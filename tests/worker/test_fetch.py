@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from holdfast.autopsy.blackbox import BlackBoxes, Recorder
+from holdfast.autopsy.blackbox import BlackBoxes, CountingRecorder, Recorder
 from holdfast.samples.policy import Policy
 from holdfast.transport import collate
 from holdfast.worker import fetch
@@ -76,3 +76,23 @@ def test_after_small_samples_large_ones_are_looked_for_seldom_and_found(
         assert len(batch) == SIZE
     every = range(2 * (SELDOM + 1), 2 * SELDOM + 6)  # once large ones are found, each time
     assert looked == [0, SELDOM + 1, *every]
+
+
+@pytest.mark.parametrize(
+    "kind", [MapFetcher, IterableFetcher, TolerantMapFetcher, TolerantIterableFetcher]
+)
+def test_measured_batches_are_the_same(kind: Any, parts: dict[str, Any]) -> None:
+    boxes = BlackBoxes(1)
+    if "Tolerant" in kind.__name__:
+        parts |= {"policy": Policy("skip"), "worker_id": 0}
+    recorder = CountingRecorder(boxes.fd, 1, 0)
+    plain = kind(Samples(2), **parts)
+    measured = kind(Samples(2), **parts | {"recorder": recorder})
+    for number in range(4):
+        assert recorder.watch is not None
+        recorder.watch._next = 0.0
+        index = list(range(SIZE * number, SIZE * (number + 1)))
+        assert torch.equal(plain.fetch(number, index), measured.fetch(number, index))
+    found = boxes.tally([0], [], 0.0)
+    assert (found.times.sum(), found.sizes.sum()) == (4 * SIZE, 4 * SIZE)
+    boxes.close()

@@ -13,6 +13,7 @@ memory file that it shares with the parent. It contains:
 - a fatal signal that the worker is about to send to itself (if a sample is being tested alone, see
   `processes.isolation`).
 - its size when it was last measured.
+- with a logbook, where its time went and how long samples took (`tally`).
 - the end of what it wrote to standard error. The nursery, which forks the workers and reads their
   standard error, writes it.
 
@@ -37,6 +38,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Collection, Iterable
 from time import monotonic
 from typing import NamedTuple
 
@@ -44,12 +46,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import kernel
+from holdfast.autopsy.tally import SampleWatch, Tally, step_seconds
 
 __all__ = [
     "STATE",
     "STDERR_TAIL",
     "STEPS",
     "BlackBoxes",
+    "CountingRecorder",
     "NoRecorder",
     "Note",
     "NotedSize",
@@ -144,6 +148,16 @@ class BlackBoxes:
         size = NotedSize(*_SIZE.unpack_from(self._memory, worker * _REGION_BYTES + _SIZE_AT))
         return size if size.resident else None
 
+    def tally(self, workers: Iterable[int], alive: Collection[int], now: float) -> Tally:
+        """What these workers have counted so far, with the step that those alive are in."""
+        tally = Tally()
+        for worker in workers:
+            tally.add(self._memory, worker * _REGION_BYTES)
+            if worker in alive:
+                note = self.note(worker)
+                tally.seconds[STEPS.index(note.step)] += max(0.0, now - note.since)
+        return tally
+
     def own_signal(self, worker: int) -> int:
         """The number of the fatal signal that it was about to send to itself; 0 for none."""
         number: int = _NUMBER.unpack_from(self._memory, worker * _REGION_BYTES + _OWN_SIGNAL_AT)[0]
@@ -186,6 +200,7 @@ class Recorder:
     """The worker's view of its own black box."""
 
     room = STATE
+    watch: SampleWatch | None = None  # measures samples, if there is a logbook
 
     def __init__(self, fd: int, workers: int, worker: int, dump: int | None = None) -> None:
         """`dump`: a file for its dumps, where the black boxes cannot be opened again."""
@@ -266,6 +281,22 @@ class Recorder:
         self._ranges[self._current][1] = number + 1
 
 
+class CountingRecorder(Recorder):
+    """Also counts where the time goes, for a logbook."""
+
+    def __init__(self, fd: int, workers: int, worker: int, dump: int | None = None) -> None:
+        super().__init__(fd, workers, worker, dump)
+        self.watch = SampleWatch(self._memory, self._at, worker)
+        self._seconds = step_seconds(self._memory, self._at)
+        self._step, self._since = BOOT, monotonic()
+
+    def note(self, task: int, position: int, step: int) -> None:
+        now = monotonic()
+        _NOTE.pack_into(self._memory, self._at, task, position, step, now)
+        self._seconds[self._step] += now - self._since
+        self._step, self._since = step, now
+
+
 def keep_stderr_tail(fd: int, worker: int, tail: bytes | None) -> None:
     """Store the end of what a worker has written to standard error; None if that is not read."""
     length = _NOTHING if tail is None else len(tail)
@@ -298,6 +329,8 @@ def _dump_size(fd: int, workers: int) -> int:
 
 class NoRecorder:
     """For the main process, whose notes are not read."""
+
+    watch = None
 
     def note(self, task: int, position: int, step: int) -> None:
         pass

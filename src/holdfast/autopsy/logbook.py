@@ -6,9 +6,11 @@ are opened for each record: incidents are rare, memory is noted every few second
 no state that a fork could share or a kill could lose.
 
 A file that has grown to its limit is renamed to ``name.1.jsonl`` and a new one begins, so the
-newest records are always there, in bounded space. Each rank of a distributed run has its own folder
-(rank 0 has the folder itself), so no two machines write one file. Several loaders of one process
-may.
+newest records are always there, in bounded space. Curves are thinned out then: what is in
+``name.1.jsonl`` reaches back to the beginning of the run, evenly spaced.
+
+Each rank of a distributed run has its own folder (rank 0 has the folder itself), so no two machines
+write one file. Several loaders of one process may.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import json
 import logging
 import os
 import platform
+import re
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -38,9 +41,12 @@ log = logging.getLogger("holdfast")
 
 TAKEN_UP = "taken-up"
 """The event that says how an incident of an iterable dataset went on; `read` merges the two."""
-KINDS = ("incidents", "bad_samples", "memory", "events")
+KINDS = ("loaders", "incidents", "bad_samples", "memory", "progress", "events")
+CURVES = ("memory", "progress")
+"""Kinds whose old records are thinned out and not removed."""
 LIMIT = 8 << 20  # bytes of one file before it is renamed
 _MAX_RECORD_BYTES = 256 << 10  # bytes of one record
+_Made = Callable[[], dict[str, Any]]  # makes a record when it is written
 LOCK_TIMEOUT = 1.0  # seconds to wait for another writer
 
 
@@ -64,11 +70,12 @@ class Logbook:
         self.limit = limit
         self.failed = False  # a record could not be written, and the user was told
         # Enough for some minutes while the disk does not answer.
-        self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=100)
+        self._waiting: deque[tuple[str, _Made]] = deque(maxlen=100)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, options: Mapping[str, Any]) -> None:
-        """Write run.json: versions, options, machine. It replaces that of an earlier run."""
+        """Write run.json: versions, options, machine. It replaces that of an earlier run, and of
+        another loader; loaders.jsonl has all of them."""
         record = {
             "time": time.time(),
             "pid": os.getpid(),
@@ -84,6 +91,7 @@ class Logbook:
             fresh = self.folder / f".run.json.{os.getpid()}"
             fresh.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             fresh.replace(self.folder / "run.json")
+        self._waiting.append(("loaders", lambda: record))
 
     def incident(self, record: Mapping[str, Any]) -> None:
         self._append("incidents", record)
@@ -93,12 +101,18 @@ class Logbook:
 
     def memory(self, record: Mapping[str, Any]) -> None:
         """Queue it for the next `flush`: measuring must never wait for a disk."""
-        self._waiting.append(("memory", {"time": time.time(), **record}))
+        whole = {"time": time.time(), **record}
+        self._waiting.append(("memory", lambda: whole))
+
+    def progress(self, make: Callable[[], dict[str, Any]]) -> None:
+        """Queue it for the next `flush`, which calls `make`."""
+        now = time.time()
+        self._waiting.append(("progress", lambda: {"time": now, **make()}))
 
     def event(self, event: str, text: str, **figures: Any) -> None:
         """Something that happened and is no incident. Queued for the next `flush` too."""
         record = {"time": time.time(), "event": event, "text": text, **figures}
-        self._waiting.append(("events", record))
+        self._waiting.append(("events", lambda: record))
 
     @property
     def pending(self) -> bool:
@@ -109,10 +123,10 @@ class Logbook:
         """Write all queued records."""
         while self._waiting:
             try:
-                kind, record = self._waiting.popleft()
+                kind, make = self._waiting.popleft()
             except IndexError:  # another thread was quicker
                 return
-            self._append(kind, record)
+            self._append(kind, make())
 
     def _append(self, kind: str, record: Mapping[str, Any]) -> None:
         whole = {"time": time.time()} | {name: _plain(value) for name, value in record.items()}
@@ -123,7 +137,10 @@ class Logbook:
         path = self.folder / f"{kind}.jsonl"
         with self._surviving(), _alone(self.folder):
             if _size(path) + len(line) >= self.limit and path.exists():
-                path.replace(self.folder / f"{kind}.1.jsonl")
+                older = self.folder / f"{kind}.1.jsonl"
+                if kind in CURVES:
+                    _thin_out(older, path, self.limit)
+                path.replace(older)
             jsonl.append(path, line.encode() + b"\n")
 
     @contextlib.contextmanager
@@ -170,6 +187,30 @@ def _lock(fd: int) -> None:
             return  # a file system without locks: usually there is only one writer
 
 
+def _thin_out(older: Path, newer: Path, limit: int) -> None:
+    """Put what is in `older` before `newer`, and keep so many records of it all, evenly spaced in
+    time, that they take half of `limit`. What is no point of a curve stays: what a search for a
+    leak has found, and the last record of a series; the oldest go if that is too much."""
+    content = older.read_bytes() if older.exists() else b""
+    lines = [line for line in (content + b"\n" + newer.read_bytes()).split(b"\n") if line.strip()]
+    times = [float(found[1]) if (found := _TIME.match(line)) else 0.0 for line in lines]
+    points = max(1, limit // 2 * len(lines) // sum(map(len, lines)))
+    spacing = (max(times) - min(filter(None, times), default=0.0)) / points
+    kept, due = [], 0.0
+    for line, at in zip(lines, times, strict=True):
+        if at >= due:
+            due = at + spacing
+        elif b'"leak"' not in line and b'"ended": true' not in line:
+            continue
+        kept.append(line + b"\n")
+    fresh = newer.with_name(f".{newer.name}.{os.getpid()}")
+    fresh.write_bytes(b"".join(kept)[-limit:])  # readers skip an incomplete line
+    fresh.replace(newer)
+
+
+_TIME = re.compile(rb'\{"time": ([0-9.]+)')
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -214,9 +255,14 @@ class LoggedRun:
     """All records of a logbook, of all ranks, oldest first."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
+    loaders: list[dict[str, Any]] = field(default_factory=list)
+    """As `runs`, for each loader that has written here."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     bad_samples: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    """Batches, waiting, memory and where the time went, every few seconds; counted from the
+    beginning of each `series`."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """What happened and is no incident: workers replaced because of their size, memory that ran
     short, starts that had to be tried again."""
@@ -229,7 +275,7 @@ class LoggedRun:
 
     @property
     def empty(self) -> bool:
-        return not (self.runs or self.incidents or self.bad_samples or self.memory or self.events)
+        return not (self.runs or any(getattr(self, kind) for kind in KINDS))
 
 
 def read(folder: str | os.PathLike[str]) -> LoggedRun:
@@ -284,6 +330,17 @@ _NUMBER, _NOTHING, _ABSENT = (int, float), type(None), type(...)
 _ALWAYS: _Shape = {"time": _NUMBER, "rank": (int,)}
 _RUN: _Shape = {**_ALWAYS, "versions": (dict,)}
 _SHAPES: dict[str, _Shape] = {
+    "loaders": {**_RUN, "options": (dict,)},
+    "progress": {
+        **_ALWAYS,
+        "series": _NUMBER,
+        "batches": (int,),
+        "samples": (int,),
+        "wait_seconds": _NUMBER,
+        "elapsed": _NUMBER,
+        "workers": (dict,),
+        "seconds": (dict,),
+    },
     "incidents": {
         **_ALWAYS,
         "cause": (str,),

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from holdfast.autopsy.blackbox import Note
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
 from holdfast.engine.continuation import Recovery
@@ -201,6 +202,15 @@ class Driver(Protocol):
 
     def size(self, worker: int) -> int | None:
         """Bytes that a running worker has of its own; None if that is not known."""
+
+    def tally(self) -> Tally:
+        """What its workers have counted so far. They do if there is a logbook."""
+
+    def own_bytes(self) -> dict[int, int]:
+        """The memory of each worker that is no shared memory, as it was last noted."""
+
+    def shared_bytes(self) -> int:
+        """The memory in which workers hand over batches."""
 
     def handle(self, worker: int) -> Handle:
         """May be called without the lock."""

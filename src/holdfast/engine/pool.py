@@ -58,6 +58,7 @@ from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, Taken
 from holdfast.engine.machine import Machine
 from holdfast.engine.memory_control import MemoryController
 from holdfast.engine.pinning import PinnedBatch, Pinner, PinningThread
+from holdfast.engine.progress_log import ProgressLog
 from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
 from holdfast.engine.upkeep import Upkeep
@@ -65,6 +66,7 @@ from holdfast.errors import LoaderClosed
 from holdfast.limits.budget import Share
 from holdfast.limits.growth import GrowthWarnings
 from holdfast.loader_identity import LoaderIdentity
+from holdfast.samples.bad_sample import name_of
 from holdfast.samples.ledger import Account
 from holdfast.samples.substitute import copy_index, keys_of
 
@@ -129,6 +131,7 @@ class Pool:
         self._let_run = kernel.yield_processor()
         self._auto_collation = auto_collation
         self._logbook = logbook
+        self.progress: ProgressLog | None = None  # told to the logbook, if there is one
         self._share = share
         self._pinning: PinningThread | None = None
         self._has_copied = False  # memory of large batches may go back to the workers
@@ -166,6 +169,9 @@ class Pool:
             origin=origin,
             explained=explained,
         )
+        if logbook is not None:
+            name = partial(name_of, dataset)
+            self.progress = ProgressLog(logbook, machine, self.driver, share.budget, name)
         upkeep = Upkeep(
             machine,
             self.driver,
@@ -175,6 +181,7 @@ class Pool:
             stats=stats,
             growth_warnings=growth_warnings,
             logbook=logbook,
+            progress=self.progress,
         )
         self.supervisor = Supervisor(machine, share, Epoch(shared_seed), self.driver, upkeep)
         self.background = BackgroundThread(self, self.driver.wake)
@@ -236,6 +243,8 @@ class Pool:
             epoch.taken, epoch.delivered = taken, None
             if isinstance(taken, ev.Delivery):
                 self._count(taken.result)
+                if self.progress is not None:
+                    self.progress.delivered(taken)
                 if self._may_hurry:
                     self._look_at_the_pace()
                 if epoch.due > 0:
@@ -303,8 +312,7 @@ class Pool:
         background thread can go on."""
         began = time.monotonic()
         if batch.wait(timeout if timeout > 0 else None):
-            self.stats.waits += 1
-            self.stats.wait_seconds += time.monotonic() - began
+            self._count_wait(time.monotonic() - began)
             return
         with self.lock:
             self._check()
@@ -337,8 +345,13 @@ class Pool:
             self._check()
             self._draw(draw)  # a replica that ended leaves room for another task
         if not isinstance(epoch.delivered, ev.GaveUp):
-            self.stats.waits += 1
-            self.stats.wait_seconds += now - began
+            self._count_wait(now - began)
+
+    def _count_wait(self, seconds: float) -> None:
+        self.stats.waits += 1
+        self.stats.wait_seconds += seconds
+        if self.progress is not None:
+            self.progress.waited += seconds
 
     def resume(
         self, shared_seed: int | None, draw: Callable[[], Any], account: Account | None
@@ -539,6 +552,8 @@ class Pool:
         try:
             self.driver.stop(deadline)
         finally:
+            if self.progress is not None:
+                self.progress.end()
             self.driver.close()
             if self._pinning is not None:
                 self._pinning.join(deadline)

@@ -23,6 +23,7 @@ from holdfast.engine.driver import Driver
 from holdfast.engine.growth_monitor import LeakSearch
 from holdfast.engine.machine import Machine
 from holdfast.engine.memory_control import MemoryController
+from holdfast.engine.progress_log import ProgressLog
 from holdfast.engine.stall import StallDetector
 from holdfast.engine.stats import Stats
 from holdfast.limits.growth import GrowthWarnings
@@ -48,6 +49,7 @@ class Upkeep:
         stats: Stats,
         growth_warnings: GrowthWarnings,
         logbook: Logbook | None,
+        progress: ProgressLog | None = None,
     ) -> None:
         self._machine = machine
         self._driver = driver
@@ -58,6 +60,7 @@ class Upkeep:
         self._stats = stats
         self._growth_warnings = growth_warnings
         self._logbook = logbook
+        self._progress = progress
         self._replaced: dict[int, WhyReplaced] = {}  # why there is another worker in this seat
         self._grown: dict[int, int] = {}  # sizes of workers that said they are too large
         self._next_shrinking = 0.0
@@ -75,6 +78,8 @@ class Upkeep:
 
     def _longest_interval(self) -> float:
         longest = min(self._driver.limits.check_interval, self.memory.interval())
+        if self._progress is not None:
+            longest = min(longest, self._progress.interval())
         return self.stalls.interval(longest)
 
     def run(self, tell: Callable[[ev.Event], None]) -> None:
@@ -83,6 +88,8 @@ class Upkeep:
         longest = self._longest_interval()
         stalls.awake(now, longest)
         self._driver.tick(now)
+        if self._progress is not None:
+            self._progress.run(now)
         self._control_memory(now)
         deadline = machine.deadline()
         if deadline is not None and now >= deadline:

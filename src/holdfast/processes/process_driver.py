@@ -9,6 +9,7 @@ exceptions.
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.investigator import Investigator
+from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
@@ -269,6 +271,21 @@ class ProcessDriver:
     def size(self, worker: int) -> int | None:
         pid = self._slots[worker].pid
         return None if pid is None else gauge.private(pid)
+
+    def tally(self) -> Tally:
+        alive = {worker for worker, slot in enumerate(self._slots) if slot.occupied}
+        return self.resources.boxes.tally(range(len(self._slots)), alive, time.monotonic())
+
+    def own_bytes(self) -> dict[int, int]:
+        noted = {worker: self.resources.boxes.size(worker) for worker in range(len(self._slots))}
+        return {
+            worker: max(0, size.resident - size.shared)
+            for worker, size in noted.items()
+            if size is not None
+        }
+
+    def shared_bytes(self) -> int:
+        return sum(512 * os.fstat(slot.arena).st_blocks for slot in self._slots)
 
     def handle(self, worker: int) -> Handle:
         slot = self._slots[worker]

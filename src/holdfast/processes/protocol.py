@@ -76,6 +76,7 @@ class Setup(WorkerSetup):
     region: int = 0  # the number of its black box, see `autopsy.blackbox`
     regions: int = 1  # how many black boxes there are
     probe: Probe | None = None  # it is a leak probe
+    counts: bool = False  # whether it counts where its time goes, for a logbook
 
     @property
     def beside(self) -> bool:

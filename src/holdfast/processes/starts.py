@@ -167,6 +167,7 @@ class Starts:
             states=self._uses_states(STATE, order.unfit),
             rests=self._uses_states(REST, order.unfit),
             region=worker,
+            counts=options.logbook is not None,
             regions=self._resources.boxes.workers,
         )
 

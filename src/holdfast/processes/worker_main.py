@@ -27,7 +27,7 @@ import torch
 
 from holdfast import kernel, private_names
 from holdfast.autopsy import thread_notes
-from holdfast.autopsy.blackbox import IDLE, START, STOP, BlackBoxes, Recorder
+from holdfast.autopsy.blackbox import IDLE, START, STOP, BlackBoxes, CountingRecorder, Recorder
 from holdfast.engine.continuation import ResumptionResult
 from holdfast.limits.worker_limit import Allowance
 from holdfast.processes import isolation
@@ -130,7 +130,8 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
         kernel.let_others_run()
     keeper = Housekeeper(setup.allowance)
     faults = Faults.asked_for(setup.worker, setup.generation)
-    recorder = Recorder(equipment.blackboxes, setup.regions, setup.region, equipment.dump)
+    kind = CountingRecorder if setup.counts else Recorder
+    recorder = kind(equipment.blackboxes, setup.regions, setup.region, equipment.dump)
     keeper.noted = recorder.measured
     # torch puts its own handlers first, which would hide the stack; we do not install them.
     faulthandler.disable()

@@ -8,11 +8,14 @@ one, while they are in the cache, instead of being kept until the whole batch ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from torch.utils.data import Subset, default_collate
 
 from holdfast.autopsy.blackbox import COLLATE, FETCH
+from holdfast.autopsy.tally import SampleWatch
 from holdfast.transport.arena import Arena
 from holdfast.transport.collate import Placement, stacks
 from holdfast.worker.faults import Faults
@@ -41,6 +44,7 @@ class Fetcher:
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.recorder = recorder
+        self.watch: SampleWatch | None = None  # measures the samples of this batch
         places = auto_collation and collate_fn is default_collate and stacks()
         self.arena = arena if places else None
         self.faults = faults
@@ -93,6 +97,8 @@ class Fetcher:
 
     def _begin(self, task: int) -> None:
         self.step = "fetch"
+        watch = self.recorder.watch
+        self.watch = watch if watch is not None and watch.due() else None
         self.recorder.note(task, -1, FETCH)
         if self.faults:
             self.faults.strike("before-fetch", task)
@@ -139,6 +145,8 @@ class MapFetcher(Fetcher):
                 self.dataset[key]
 
     def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
+        if self.watch is not None:
+            return self._one_by_one_measured(index, placement, self.watch)
         data: list[Any] = []
         cell, dataset, until_tidy = self.recorder.cell, self.dataset, self._until_tidy
         keys = enumerate(index)
@@ -160,6 +168,27 @@ class MapFetcher(Fetcher):
             if not until_tidy:
                 until_tidy = self.tidy()
         self._until_tidy = until_tidy
+        return data
+
+    def _one_by_one_measured(
+        self, index: Any, placement: Placement | None, watch: SampleWatch
+    ) -> list[Any]:
+        data: list[Any] = []
+        for position, key in enumerate(index):
+            self.recorder.cell[0] = position
+            began = monotonic()
+            sample = self.dataset[key]
+            watch.add(key, monotonic() - began, sample)
+            if placement is not None:
+                sample = placement.place(sample)
+                if placement.useless:
+                    self._leave_out = SELDOM
+                    placement = None
+            data.append(sample)
+            del sample
+            self._until_tidy -= 1
+            if not self._until_tidy:
+                self._until_tidy = self.tidy()
         return data
 
 
@@ -186,13 +215,16 @@ class IterableFetcher(Fetcher):
         data = []
         cell = self.recorder.cell
         placement = self._placement(index)
+        draw: Callable[[], Any] = partial(next, self.iterator)
         for position, _ in enumerate(index):
             cell[0] = position
+            if self.watch is not None:
+                draw = partial(self.watch.draw, self.iterator, self.made - 1, position)
             try:
                 if placement is None:
-                    data.append(next(self.iterator))
+                    data.append(draw())
                 else:
-                    data.append(placement.place(next(self.iterator)))
+                    data.append(placement.place(draw()))
             except StopIteration:
                 self.ended = True
                 break

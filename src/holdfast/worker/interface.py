@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.autopsy.tally import SampleWatch
 from holdfast.engine.continuation import ResumptionPlan, ResumptionResult
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import Policy
@@ -88,6 +89,7 @@ class Notes(Protocol):
 
     room: int  # bytes that a random state may take
     cell: Any  # cell[0] is the position of the sample that is being loaded
+    watch: SampleWatch | None  # measures samples, if there is a logbook
 
     @property
     def position(self) -> int | None: ...

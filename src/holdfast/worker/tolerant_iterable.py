@@ -88,7 +88,10 @@ class TolerantIterableFetcher(TolerantFetcher, IterableFetcher):
         position = len(batch.keys)
         self.recorder.note(batch.task, position, FETCH)
         try:
-            sample = next(self.iterator)
+            if self.watch is None:
+                sample = next(self.iterator)
+            else:
+                sample = self.watch.draw(self.iterator, self.made - 1, position)
         except StopIteration:
             self._states.ended()
             if self._through_generator is None:

@@ -78,6 +78,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
         placement = batch.placement = self._placement(batch.keys) if self.auto_collation else None
         task, known, rows = batch.task, batch.hints.known, batch.rows
         note, load, state = self.recorder.note, self._load, self._random_state
+        watch = self.watch
         row: Row | None
         for position, key in enumerate(batch.keys):
             if position in known:
@@ -85,11 +86,14 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
             else:
                 before = state()
                 note(task, position, FETCH)
+                began = 0.0 if watch is None else time.monotonic()
                 try:
                     row = Row(position, load(key))
                 except self.catch as error:
                     row = self._after(batch, position, error, before)
                 else:
+                    if watch is not None:
+                        watch.add(key, time.monotonic() - began, row.sample)
                     if row.sample is None:
                         row = self._apply_policy(batch, Trouble(self._bad(batch, position, "none")))
             if row is None:

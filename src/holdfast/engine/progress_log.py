@@ -1,0 +1,130 @@
+"""Tells a logbook, every few seconds, how far a pool has come and where the time went.
+
+There is one for each pool with a logbook. All figures are counted from the beginning of the pool,
+so a record that is lost costs a point of a curve and nothing else. The records of a pool have its
+`series` in common; the last one is written when it is closed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.autopsy.blackbox import STEPS
+from holdfast.autopsy.logbook import Logbook
+from holdfast.autopsy.readers import procfs
+from holdfast.autopsy.tally import Named, Tally
+from holdfast.engine import events as ev
+from holdfast.engine.driver import Driver
+from holdfast.engine.epoch import NO_BATCH, Reported
+from holdfast.engine.machine import Machine
+from holdfast.limits.budget import Budget
+
+__all__ = ["ProgressLog"]
+
+AT_FIRST: Final = 1.0  # seconds between two records in the first minute, so that short runs have a
+LATER: Final = 5.0  # curve; and after it
+MINUTE: Final = 60.0
+DETAILED: Final = 10  # records from one with distributions to the next
+
+
+class ProgressLog:
+    """The progress of one pool. Everything is called under the pool's lock."""
+
+    def __init__(
+        self,
+        logbook: Logbook,
+        machine: Machine,
+        driver: Driver,
+        budget: Budget,
+        name_of: Callable[[Any], str | None],
+    ) -> None:
+        """`name_of` gives the user's name for an index. It is called when a record is written,
+        without the lock."""
+        self._logbook = logbook
+        self._machine = machine
+        self._driver = driver
+        self._budget = budget
+        self._name_of = functools.lru_cache(64)(name_of)
+        self.waited = 0.0  # seconds in which the consumer waited for a batch
+        self._batches = self._samples = self._bytes = 0
+        self._approximate = machine.iterable  # unless workers report how many elements they took
+        self._series = time.time()
+        self._began = self._last = driver.clock()
+        self._records = 0
+
+    def delivered(self, delivery: ev.Delivery) -> None:
+        """The consumer gets this."""
+        result, samples = delivery.result, len(delivery.task.keys)
+        if isinstance(result, Reported):
+            if result.samples is not None:
+                samples = result.samples
+            samples -= sum(bad.action == "skipped" for bad in result.bad)
+            result = result.result
+        if type(result) not in NO_BATCH:
+            self._batches += 1
+            self._samples += samples
+            self._bytes += result.nbytes
+
+    def interval(self) -> float:
+        """Seconds between two records now."""
+        return AT_FIRST if self._last - self._began < MINUTE else LATER
+
+    def run(self, now: float) -> None:
+        """Make a record, if it is time to."""
+        if now - self._last >= self.interval():
+            self._note(now, ended=False)
+
+    def end(self) -> None:
+        """The workers are gone: make the last record."""
+        self._note(self._driver.clock(), ended=True)
+
+    def _note(self, now: float, ended: bool) -> None:
+        self._last = now
+        driver = self._driver
+        size = procfs.size("self")
+        figures: dict[str, Any] = {
+            "series": self._series,
+            "elapsed": now - self._began,
+            "batches": self._batches,
+            "samples": self._samples,
+            "approximate": self._approximate,
+            "bytes": self._bytes,
+            "wait_seconds": self.waited,
+            "seats": self._machine.workers,
+            "in_flight": self._machine.in_flight,
+            "budget": self._budget.limit,
+            "shared_bytes": driver.shared_bytes(),
+            "held_bytes": driver.kept.nbytes,
+            "trainer_bytes": None if size is None else size.resident,
+            "workers": {} if ended else driver.own_bytes(),
+            "ended": ended,
+        }
+        tally = driver.tally()
+        steps = zip(STEPS, tally.seconds, strict=True)
+        figures["seconds"] = {step: round(seconds, 4) for step, seconds in steps if seconds}
+        if ended or self._records % DETAILED == 0:
+            self._logbook.progress(functools.partial(self._detailed, figures, tally))
+        else:
+            self._logbook.progress(lambda: figures)
+        self._records += 1
+
+    def _detailed(self, figures: dict[str, Any], tally: Tally) -> dict[str, Any]:
+        """Called without the lock: it may ask code of the user for names."""
+        return figures | {
+            "times": _sparse(tally.times.tolist()),
+            "sizes": _sparse(tally.sizes.tolist()),
+            "slowest": [self._named(one) for one in tally.slowest],
+            "largest": [self._named(one) for one in tally.largest],
+        }
+
+    def _named(self, sample: Named) -> list[Any]:
+        value, key = sample
+        number = key.removeprefix("-").isdecimal()
+        return [round(value, 7), key, self._name_of(int(key)) if number else None]
+
+
+def _sparse(counts: list[int]) -> dict[str, int]:
+    return {str(bucket): count for bucket, count in enumerate(counts) if count}
