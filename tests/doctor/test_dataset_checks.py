@@ -17,7 +17,7 @@ from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.readers import procfs
 from holdfast.doctor import dataset_checks as patient
 from holdfast.doctor.dataset_changes import changed, fingerprint
-from holdfast.doctor.finding import Check, bad, good, warning
+from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.open_handles import open_handles
 from holdfast.doctor.probe import Samples, load_samples, rate, spread
 from holdfast.limits.gauge import MemoryReading

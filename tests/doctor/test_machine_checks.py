@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.readers import cgroup, procfs
-from holdfast.doctor import machine_checks
-from holdfast.doctor.finding import Check, bad, good, warning, worst
+from holdfast.doctor import machine_checks, software_checks
+from holdfast.doctor.findings import Check, bad, good, warning, worst
 from holdfast.doctor.surroundings import Surroundings
 from holdfast.kernel import FEATURES, NEEDED, Feature
 from holdfast.private_names import Needed, Part
@@ -225,7 +225,7 @@ ILLS: dict[str, tuple[Surroundings, str, str, str]] = {
     ],
 )
 def test_what_is_good_to_know_of_versions_is_said(here: Surroundings, words: str) -> None:
-    check = machine_checks.versions(here)
+    check = software_checks.versions(here)
     assert check.status == "good"
     assert words in check.meaning
 
@@ -246,12 +246,12 @@ def test_threads_of_linear_algebra_are_told_for_torch_and_for_us() -> None:
 
 def test_a_fork_while_threads_run_is_a_pitfall_of_newer_pythons() -> None:
     threaded = but(python=(3, 12, 0), threads=3, thread_names=("tensorboard",))
-    assert "DeprecationWarning" in machine_checks.versions(threaded).meaning
-    assert machine_checks.versions(replace(threaded, python=(3, 11, 0))).status == "good"
+    assert "DeprecationWarning" in software_checks.versions(threaded).meaning
+    assert software_checks.versions(replace(threaded, python=(3, 11, 0))).status == "good"
 
 
 def test_libraries_that_are_not_loaded_are_no_complaint() -> None:
-    assert machine_checks.opencv(but(opencv=8)).status == "good"
+    assert software_checks.opencv(but(opencv=8)).status == "good"
 
 
 @pytest.mark.parametrize(

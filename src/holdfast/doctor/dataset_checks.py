@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from holdfast.autopsy.machine_facts import MachineFacts, in_words
-from holdfast.doctor.finding import Check, bad, good, warning
+from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.open_handles import open_handles
 from holdfast.doctor.probe import Samples, Troubled, as_they_are, load_samples, rate
 from holdfast.introspection.attributes import is_a

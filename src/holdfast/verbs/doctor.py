@@ -10,8 +10,8 @@ from typing import Any, Literal
 import click
 
 from holdfast import options
-from holdfast.doctor import dataset_checks, machine_checks, report
-from holdfast.doctor.finding import EXIT, Check, worst
+from holdfast.doctor import dataset_checks, findings, machine_checks
+from holdfast.doctor.findings import EXIT, Check, worst
 from holdfast.doctor.surroundings import Surroundings
 from holdfast.limits import gauge
 from holdfast.scan import dataset_source
@@ -89,9 +89,9 @@ def doctor(
         )
         progress("")
     if as_json:
-        click.echo(json.dumps(report.as_json(parts), indent=2))
+        click.echo(json.dumps(findings.as_json(parts), indent=2))
     else:
-        report.show(out, parts)
+        findings.show(out, parts)
     sys.exit(EXIT[worst(check for part in parts.values() for check in part)])
 
 

@@ -1,19 +1,50 @@
-"""How the doctor's findings look on a terminal, and as JSON."""
+"""What the doctor finds, and how that looks on a terminal and as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.doctor.finding import Check, worst
+__all__ = ["EXIT", "Check", "Status", "as_json", "bad", "good", "show", "warning", "worst"]
 
-__all__ = ["as_json", "show"]
+Status = Literal["good", "warning", "bad"]
+_ORDER: tuple[Status, ...] = ("good", "warning", "bad")
+EXIT: dict[Status, int] = {"good": 0, "warning": 1, "bad": 3}  # 2 is click's, for wrong usage
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked, the result, what it means, and the command that changes it."""
+
+    name: str
+    status: Status
+    meaning: str
+    command: str = ""
+
+
+def good(name: str, meaning: str, command: str = "") -> Check:
+    return Check(name, "good", meaning, command)
+
+
+def warning(name: str, meaning: str, command: str = "") -> Check:
+    return Check(name, "warning", meaning, command)
+
+
+def bad(name: str, meaning: str, command: str = "") -> Check:
+    return Check(name, "bad", meaning, command)
+
+
+def worst(checks: Iterable[Check]) -> Status:
+    return max((check.status for check in checks), key=_ORDER.index, default="good")
+
+
+# -- how they look ------------------------------------------------------------------------
 
 _COLOURS = {"good": "green", "warning": "yellow", "bad": "bold red"}
 _WIDTH = 100  # wider lines are hard to read
