@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast.processes.auxiliary import LONGEST, AuxiliaryProcesses
-from holdfast.processes.nursery_main import Died, Forked
+from holdfast.processes.nursery_reports import Died, Forked
 from holdfast.processes.protocol import Probe, order
 from holdfast.worker import leak_probe
 from tests.support import resources

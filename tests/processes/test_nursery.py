@@ -18,7 +18,7 @@ from holdfast.engine.events import Limits
 from holdfast.engine.stall import BOOT_ALLOWANCE
 from holdfast.processes import nursery as nurseries
 from holdfast.processes.nursery import ORDER_TIMEOUT, Nursery
-from holdfast.processes.nursery_main import MESSAGE_BYTES, ForkFailed
+from holdfast.processes.nursery_reports import MESSAGE_BYTES, ForkFailed
 from tests.support import resources
 from tests.support.processes import eventually
 

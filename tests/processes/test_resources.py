@@ -7,7 +7,7 @@ import os
 import pytest
 
 from holdfast.processes.auxiliary import AuxiliaryProcesses
-from holdfast.processes.nursery_main import Forked
+from holdfast.processes.nursery_reports import Forked
 from tests.processes.test_auxiliary import REHEARSAL, HangingStream
 from tests.support import resources
 from tests.support.processes import alive

@@ -63,8 +63,8 @@ def test_of_equals_the_first_are_shown() -> None:
 def test_any_number_of_forms_and_causes_takes_bounded_room() -> None:
     forms, causes = Forms(), Causes()
     for index in range(2000):
-        forms.note(("tensor", "float32", (index,)), index)
-        causes.note(BadSample(index, "raised", f"Error{index}", traceback="long" * 100))
+        forms.include(("tensor", "float32", (index,)), index)
+        causes.include(BadSample(index, "raised", f"Error{index}", traceback="long" * 100))
     assert len(forms.by_form) == MOST_FORMS
     assert forms.beyond.count == 2000 - MOST_FORMS
     assert len(causes.groups) <= MOST_CAUSES + 1

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from holdfast.engine.continuation import REPLAY, ResumptionPlan
 from holdfast.limits.worker_limit import Allowance
-from holdfast.processes.nursery_main import Report
+from holdfast.processes.nursery_reports import Report
 from holdfast.processes.protocol import Setup
 from holdfast.processes.resources import ProcessResources, descriptor_lock
 from holdfast.worker.interface import Blueprint

@@ -71,7 +71,7 @@ class _LiveWorker:
     looked: float = 0.0  # when its size was last measured
     group_signals: Mapping[int, float] = field(default_factory=dict)  # sent to all, and when
 
-    def note(self, **facts: Any) -> None:
+    def saw(self, **facts: Any) -> None:
         self.seen = replace(self.seen, **facts)
 
 
@@ -134,7 +134,7 @@ class Investigator:
     def sent(self, worker: int) -> None:
         """The user kills a worker through its process handle."""
         if worker in self._workers:
-            self._workers[worker].note(sent_by_us=True)
+            self._workers[worker].saw(sent_by_us=True)
 
     def sample_counters(self, now: float) -> None:
         """Note sizes and counters, if the interval has passed."""
@@ -146,7 +146,7 @@ class Investigator:
             if size is None:
                 continue
             live.looked = now
-            live.note(
+            live.saw(
                 worker_bytes=size.resident,
                 worker_descriptors=procfs.descriptors(live.pid, self.roots),
                 worker_threads=procfs.threads(live.pid, self.roots),
@@ -172,7 +172,7 @@ class Investigator:
         time.sleep(_GLANCE)
         after = procfs.activity(live.pid, self.roots)
         threads = procfs.threads(live.pid, self.roots)
-        live.note(
+        live.saw(
             activity=after,
             busy=None if before is None or after is None else after.ticks > before.ticks,
             alone=None if threads is None else threads == 1,
@@ -190,7 +190,7 @@ class Investigator:
         """Note what only the process that reaps a worker can know."""
         live = self._workers.get(worker)
         if live is not None:
-            live.note(cpu_seconds=cpu, cpu_limit=cpu_limit, handlers=handlers)
+            live.saw(cpu_seconds=cpu, cpu_limit=cpu_limit, handlers=handlers)
             live.group_signals = group
 
     # -- before it is decided what comes next -----------------------------------------------

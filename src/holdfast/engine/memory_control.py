@@ -245,7 +245,7 @@ class MemoryController:
             bounded=self.allowance.private is not None,
         )
         if line is not None:
-            self._growth.warnings.note(growth)
+            self._growth.warnings.told(growth)
             log.warning("%s%s", self._prefix, line)
             self._log_event("growth", line, worker=worker, kind=growth.kind)
 

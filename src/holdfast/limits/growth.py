@@ -74,7 +74,8 @@ class GrowthWarnings:
         said = self._speeds.get(_subject(growth.kind))
         return said is None or growth.per_second >= WORSE * said
 
-    def note(self, growth: Growth) -> None:
+    def told(self, growth: Growth) -> None:
+        """The user has been told of it."""
         self._speeds[_subject(growth.kind)] = growth.per_second
 
 

@@ -28,7 +28,7 @@ from holdfast.autopsy.blackbox import Note
 from holdfast.engine import events as ev
 from holdfast.engine.stall import BOOT_ALLOWANCE
 from holdfast.processes.channel import Channel, pair
-from holdfast.processes.nursery_main import Died, ForkFailed, Report
+from holdfast.processes.nursery_reports import Died, ForkFailed, Report
 from holdfast.processes.protocol import FOUND, TAKEN_UP, Setup
 from holdfast.processes.resources import ProcessResources
 from holdfast.transport import arena as arenas

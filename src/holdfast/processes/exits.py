@@ -26,7 +26,7 @@ from holdfast.engine.supervisor import Supervisor
 from holdfast.limits import gauge
 from holdfast.processes.auxiliary import AuxiliaryProcesses, AuxiliaryResult, outcome
 from holdfast.processes.inbox import Inbox
-from holdfast.processes.nursery_main import Died, Forked, ForkFailed, Report, Signalled
+from holdfast.processes.nursery_reports import Died, Forked, ForkFailed, Report, Signalled
 from holdfast.processes.resources import ProcessResources
 
 __all__ = ["Exits"]

@@ -37,14 +37,8 @@ from typing import Any
 from holdfast import kernel, private_names
 from holdfast.engine.events import SHORTAGES
 from holdfast.engine.stall import BOOT_ALLOWANCE
-from holdfast.processes.nursery_main import (
-    IGNORED_SIGNALS,
-    MESSAGE_BYTES,
-    NurseryLoop,
-    Report,
-    note_failure,
-    set_signals,
-)
+from holdfast.processes.nursery_main import IGNORED_SIGNALS, NurseryLoop, note_failure, set_signals
+from holdfast.processes.nursery_reports import MESSAGE_BYTES, Report
 from holdfast.processes.spawn import Payload
 
 __all__ = ["ORDER_TIMEOUT", "Nursery"]

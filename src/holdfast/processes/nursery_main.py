@@ -35,86 +35,38 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from holdfast import kernel, private_names
 from holdfast.autopsy import blackbox
 from holdfast.autopsy.readers import procfs
 from holdfast.processes.lifeline import arm
+from holdfast.processes.nursery_reports import (
+    MESSAGE_BYTES,
+    Died,
+    Forked,
+    ForkFailed,
+    Report,
+    Signalled,
+)
 from holdfast.processes.spare import Assignment, Spare, await_assignment
 from holdfast.processes.stderr import StderrTee
 from holdfast.worker import faults
 
-__all__ = [
-    "IGNORED_SIGNALS",
-    "MESSAGE_BYTES",
-    "Deliver",
-    "Died",
-    "ForkFailed",
-    "Forked",
-    "NurseryLoop",
-    "Report",
-    "Signalled",
-    "note_failure",
-    "set_signals",
-]
+__all__ = ["IGNORED_SIGNALS", "Deliver", "NurseryLoop", "note_failure", "set_signals"]
 
 # A scheduler, or a user at a terminal, sends these to the process group, for the trainer to handle.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _NOTED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of these: workers may die of them
 _CRASH_SIGNALS = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
-MESSAGE_BYTES = 64 * 1024  # bytes of an order, or of a part of it
 PARENT_CHECK_SECONDS = 1.0  # between two checks of the parent's pid, if they are needed
 _CHUNK_BYTES = 4096
 SPARE_DELAY = 0.1  # seconds after a worker was replaced: until then it needs the processor itself
 KILL_GRACE = 0.5  # seconds that workers have to end after SIGKILL, when the pool closes
 
 
-@dataclass(frozen=True)
-class Forked:
-    worker: int
-    generation: int
-    pid: int
-
-
-@dataclass(frozen=True)
-class ForkFailed:
-    """A worker could not be forked."""
-
-    worker: int
-    generation: int
-    errno: int
-
-
-@dataclass(frozen=True)
-class Died:
-    """A worker was reaped: `status` as waitpid gives it, `cpu` in seconds."""
-
-    worker: int
-    generation: int
-    pid: int
-    status: int
-    cpu: float
-    at: float  # monotonic; when the nursery noticed
-    grown: int | None  # its largest size in bytes, less that of the nursery
-    cpu_limit: float | None  # the hard limit, at which the kernel kills; None: none, or unknown
-    handlers: bool | None  # whether it had handlers for crashes; None: unknown
-    group: dict[int, float]  # signals that the nursery received too, and when (monotonic)
-
-
-@dataclass(frozen=True)
-class Signalled:
-    """An order to send a signal was carried out."""
-
-    worker: int
-    generation: int
-    signal: int
-
-
 Deliver = Callable[[Assignment, int], None]
 """Called in a worker with its assignment and the nursery's pid."""
-Report = Forked | ForkFailed | Died | Signalled
 
 
 class NurseryLoop:

@@ -27,7 +27,7 @@ from holdfast.errors import WorkerStartError
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.processes.auxiliary import PAYS, AuxiliaryProcesses
 from holdfast.processes.exits import Exits
-from holdfast.processes.nursery_main import ForkFailed
+from holdfast.processes.nursery_reports import ForkFailed
 from holdfast.processes.protocol import Probe, Setup
 from holdfast.processes.resources import ProcessResources
 from holdfast.worker import leak_probe

@@ -111,7 +111,7 @@ class Examples:
     count: int = 0
     first: list[int] = field(default_factory=list)
 
-    def note(self, index: int) -> None:
+    def include(self, index: int) -> None:
         self.count += 1
         if len(self.first) < EXAMPLES:
             self.first.append(index)
@@ -139,8 +139,8 @@ class Forms:
     by_form: dict[Form, Examples] = field(default_factory=dict)
     beyond: Examples = field(default_factory=Examples)  # samples of all further forms
 
-    def note(self, form: Form, index: int) -> None:
-        self._examples(form).note(index)
+    def include(self, form: Form, index: int) -> None:
+        self._examples(form).include(index)
 
     def add(self, other: Forms) -> None:
         for form, examples in other.by_form.items():
@@ -207,7 +207,7 @@ class Causes:
     groups: dict[str, list[BadSample]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def note(self, bad: BadSample) -> None:
+    def include(self, bad: BadSample) -> None:
         key = f"{group_of(bad)} {bad.digest}"
         if key not in self.groups and len(self.groups) >= MOST_CAUSES:
             key = group_of(bad) if group_of(bad) in self.groups else "others"
@@ -263,18 +263,18 @@ class Tally:
         rough: dict[Form, Form] = {}
         for one in found:
             form = one.form
-            tally.forms.note(form, one.key)
+            tally.forms.include(form, one.key)
             if form not in rough:
                 rough[form] = without_sizes(form)
-            tally.rough_forms.note(rough[form], one.key)
+            tally.rough_forms.include(rough[form], one.key)
             if one.drew is None:
                 continue
             if not one.drew:
-                tally.still.note(one.key)
+                tally.still.include(one.key)
             if one.same is None:
-                tally.opaque.note(one.key)
+                tally.opaque.include(one.key)
             elif not one.same:
-                tally.restless.note(one.key)
+                tally.restless.include(one.key)
         return tally
 
     def add(self, other: Tally, bad: Iterable[BadSample]) -> None:
@@ -284,7 +284,7 @@ class Tally:
             getattr(self, name).add(getattr(other, name))
         for one in bad:
             self.bad += 1
-            self.causes.note(one)
+            self.causes.include(one)
 
     @property
     def seen(self) -> int:

@@ -1,4 +1,4 @@
-"""``holdfast.install()``: our engine for every loader of the process, whoever makes it and when.
+"""``holdfast.install()``: our engine for every loader of the process, those of frameworks too.
 
 The methods of torch's class are replaced, not its name: most modules have imported the name long
 before. Replaced are, of `torch.utils.data.DataLoader`,

@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.engine.events.exits import Exit
 from holdfast.engine.events.tasks import Delivery, End, GaveUp, Item, Task
 from holdfast.engine.events.worker_events import Rehearsed
+from holdfast.engine.events.worker_exits import Exit
 
 __all__ = [
     "Abandon",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.engine.events.exits import Exit
+from holdfast.engine.events.worker_exits import Exit
 
 __all__ = [
     "END",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.engine.events.consumer_events import Event
-from holdfast.engine.events.exits import Exit
+from holdfast.engine.events.worker_exits import Exit
 
 __all__ = [
     "BatchReady",
