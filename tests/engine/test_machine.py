@@ -74,6 +74,7 @@ class History(RuleBasedStateMachine):
         self.outboxes: dict[int, deque[ev.Event]] = {}  # answered, not yet heard
         self.generations: dict[int, int] = {}
         self.living: set[int] = set()
+        self.abandoned: set[int] = set()  # until another is started in its place
         self.heard: dict[int, list[tuple[int, int]]] = {w: [] for w in range(workers)}
         self.frozen: set[int] = set()
         self.acting = False
@@ -94,9 +95,11 @@ class History(RuleBasedStateMachine):
         self.caused.append(event)
         while self.caused and not self.acting:
             self.acting = True
-            for action in self.machine.handle(self.caused.popleft()):
-                self.carry_out(action)
-            self.acting = False
+            try:
+                for action in self.machine.handle(self.caused.popleft()):
+                    self.carry_out(action)
+            finally:
+                self.acting = False
 
     def carry_out(self, action: ev.Action) -> None:
         if isinstance(action, ev.Draw):
@@ -112,11 +115,14 @@ class History(RuleBasedStateMachine):
             assert action.generation > self.generations.get(action.worker, -1)
             self.generations[action.worker] = action.generation
             self.living.add(action.worker)
+            self.abandoned.discard(action.worker)
             self.inboxes[action.worker] = deque()
             self.outboxes[action.worker] = deque()
             self.frozen.discard(action.worker)
             assert action.answered == len(self.heard[action.worker])
         elif isinstance(action, ev.Dispatch):
+            if action.worker in self.abandoned:
+                return  # its last answers are told before its exit; its replacement will be asked
             assert action.worker in self.living, "out of date"
             self.inboxes[action.worker].append(action.item)
             # What a replacement is asked for again was handed out when it was thought smaller.
@@ -127,6 +133,7 @@ class History(RuleBasedStateMachine):
             assert action.worker in self.living, "out of date"
             assert action.generation == self.generations[action.worker]
             if isinstance(action, ev.Abandon):
+                self.abandoned.add(action.worker)
                 self.die(action.worker)
 
     def draw(self) -> None:
@@ -712,6 +719,27 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     killed = 100.0 + LIMITS.kill_after
     assert player.handle(ev.Ticked(killed + 0.5)) == []
     assert player.handle(ev.Ticked(killed + LIMITS.abandon_after)) == [ev.Abandon(0, 0)]
+
+
+def test_what_the_last_answer_of_an_abandoned_worker_makes_room_for_goes_to_its_replacement() -> (
+    None
+):
+    """The driver tells the last answers before the exit: the machine cannot know of it yet."""
+    player = Player(1, 2, before_sizes_are_known="one-each")
+    player.begin()
+    player.fill([0, 1])
+    player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.WorkerStalled(0, 0, 0.0))
+    player.handle(ev.Ticked(killed := LIMITS.kill_after))
+    assert player.handle(ev.Ticked(killed + LIMITS.abandon_after)) == [ev.Abandon(0, 0)]
+    assert numbers(player.handle(ev.BatchReady(0, 0, 0, "zero", 1))) == [1]
+    assert numbers(player.handle(died(0, 0, killed))) == [1]
+    player.handle(ev.WorkerReady(0, 1))
+    player.handle(ev.BatchReady(0, 1, 1, "one", 1))
+    for expected in ("zero", "one"):
+        delivery = player.take()
+        assert isinstance(delivery, ev.Delivery)
+        assert delivery.result == expected
 
 
 def test_patience_doubles_after_a_stall_and_returns_with_an_answer() -> None:

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import torch
 from holdfast import DataLoader, LoaderClosed
 from holdfast.engine import background
 from tests.lifecycle.samples import Numbers
+from tests.support.fake_driver import Consumer, FakeDriver
 from tests.support.processes import children, eventually, kill
 
 pytestmark = [
@@ -115,8 +115,17 @@ def test_next_after_the_end_of_the_epoch_is_the_end_again(persistent: bool) -> N
 
 def test_the_wait_for_what_does_not_close_is_over_before_two_seconds_are() -> None:
     deadlines: list[float] = []
-    never: Any = SimpleNamespace(dismiss=lambda: None, wait_closed=deadlines.append)
-    background.close_all([never, never], clock=lambda: 0.0)
+
+    class Never(background.BackgroundThread):
+        def wait_closed(self, deadline: float) -> None:
+            deadlines.append(deadline)
+
+    with Consumer(FakeDriver()) as consumer:
+        never = [Never(consumer.pool, lambda: None) for _ in range(2)]
+        background.close_all(never, clock=lambda: 0.0)
+        assert all(one.stage is background.CLOSING for one in never)
+        for one in never:
+            one.close_now()
     assert len(deadlines) == 2
     assert max(deadlines) <= 1.95  # the rest is for waking up and returning
     assert background.END_WITHIN + background.KILL_WITHIN < background.CLOSE_WITHIN

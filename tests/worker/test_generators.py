@@ -22,10 +22,10 @@ from holdfast.worker import generator_search
 from holdfast.worker import randomness as randomness_module
 from holdfast.worker.generator_search import MOST
 from holdfast.worker.generators import Generators
-from holdfast.worker.items import Worker
 from holdfast.worker.randomness import OWN_AT, Randomness, restore_in_process
 from holdfast.worker.tolerant_map import TolerantMapFetcher
 from tests.support.generators import Compose, Drawing, Jitter, Slotted, Transform
+from tests.support.here import worker_here
 
 
 class Bundle(Dataset[Any]):
@@ -530,42 +530,52 @@ class Lazily(Bundle):
         return float(self.rng.random())
 
 
+class LazyDataset(Dataset[float]):
+    """Makes its generator when it loads a sample, if it ever does."""
+
+    def __init__(self, *, makes: bool = True, fails: bool = False) -> None:
+        self.lazily = Lazily(rng=None)
+        self.makes = makes
+        self.fails = fails
+        self.tries: list[float] = []
+
+    def __getitem__(self, index: int) -> float:
+        if not self.makes:
+            return float(index)
+        self.tries.append(self.lazily.draw())
+        if self.fails:
+            raise OSError("as it did before")
+        return self.tries[-1]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_batch_that_makes_what_is_waited_for_is_made_once_more_from_its_state(
     fails: bool,
 ) -> None:
-    dead = Lazily(rng=None)
-    dead.draw()
+    dead, fresh = LazyDataset(), LazyDataset(fails=fails)
+    dead[0]
     saved = Randomness(lambda: [("dataset", dead)]).saved()
-    fresh, tries = Lazily(rng=None), []
-    randomness = Randomness(lambda: [("dataset", fresh)])
-    randomness.restore(saved, 1)
-
-    def fetch(number: int, index: Any, hints: Any) -> float:
-        tries.append(fresh.draw())
-        if fails:
-            raise OSError("as it did before")
-        return tries[-1]
-
-    worker: Any = types.SimpleNamespace(randomness=randomness, _fetch=fetch)
-    with pytest.raises(OSError, match="as it did") if fails else contextlib.nullcontext():
-        Worker._fetch_with_waiting_states(worker, 1, [0], None)
-    assert tries == [rng(1).random(), dead.draw()]
-    assert not randomness.own.waiting
-    assert not randomness.own.remarks
+    with worker_here(fresh) as worker:
+        worker.replica.make_fetcher()
+        worker.randomness.restore(saved, 1)
+        with pytest.raises(OSError, match="as it did") if fails else contextlib.nullcontext():
+            worker._fetch_with_waiting_states(1, [0], None)
+        assert fresh.tries == [rng(1).random(), dead[0]]
+        assert not worker.randomness.own.waiting
+        assert not worker.randomness.own.remarks
 
 
 def test_of_one_that_the_first_batch_does_not_make_that_is_said() -> None:
-    randomness = Randomness(lambda: [("dataset", Bundle(rng=None))])
-    randomness.restore(Randomness(lambda: [("dataset", Bundle(rng=rng()))]).saved(), 1)
-    worker: Any = types.SimpleNamespace(
-        randomness=randomness, _fetch=lambda number, index, hints: number
-    )
-    assert Worker._fetch_with_waiting_states(worker, 7, [0], None) == 7
-    assert not randomness.own.waiting
-    ((about, words),) = randomness.own.remarks
+    dead = LazyDataset()
+    dead[0]
+    with worker_here(LazyDataset(makes=False)) as worker:
+        worker.replica.make_fetcher()
+        worker.randomness.restore(Randomness(lambda: [("dataset", dead)]).saved(), 1)
+        assert worker._fetch_with_waiting_states(1, [7], None) == [7.0]
+        assert not worker.randomness.own.waiting
+        ((about, words),) = worker.randomness.own.remarks
     assert about == "generators-missing"
-    assert "dataset.rng" in words
+    assert "dataset.lazily.rng" in words
 
 
 def test_one_that_was_taken_away_is_told_of() -> None:
