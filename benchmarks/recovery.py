@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import logging
 import mmap
 import os
@@ -108,7 +109,7 @@ def measure(marks: Marks) -> list[list[float]]:
     for number, _ in enumerate(holdfast.DataLoader(dataset, batch_size=BATCH, num_workers=2)):
         if number in KILLED:
             reached = [killed_at[-1], *marks.times(), time.perf_counter()]
-            rows.append([(b - a) * 1e3 for a, b in zip(reached, reached[1:], strict=False)])
+            rows.append([(b - a) * 1e3 for a, b in itertools.pairwise(reached)])
     return rows
 
 
