@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -96,7 +97,11 @@ class History(RuleBasedStateMachine):
         while self.caused and not self.acting:
             self.acting = True
             try:
-                for action in self.machine.handle(self.caused.popleft()):
+                actions = self.machine.handle(self.caused.popleft())
+                for seat in self.machine.seats:
+                    if seat.state is SeatState.PAUSED:
+                        self.hand_out(seat.items)  # to the process that will be started
+                for action in actions:
                     self.carry_out(action)
             finally:
                 self.acting = False
@@ -125,16 +130,20 @@ class History(RuleBasedStateMachine):
                 return  # its last answers are told before its exit; its replacement will be asked
             assert action.worker in self.living, "out of date"
             self.inboxes[action.worker].append(action.item)
-            # What a replacement is asked for again was handed out when it was thought smaller.
-            if isinstance(action.item, ev.Task) and id(action.item) not in self.handed_out:
-                self.handed_out[id(action.item)] = action.item
-                self.nothing_too_much_is_handed_out()
+            self.hand_out([action.item])
         elif isinstance(action, ev.Abandon | ev.Kill | ev.Dump):
             assert action.worker in self.living, "out of date"
             assert action.generation == self.generations[action.worker]
             if isinstance(action, ev.Abandon):
                 self.abandoned.add(action.worker)
                 self.die(action.worker)
+
+    def hand_out(self, items: Iterable[ev.Item]) -> None:
+        """What a replacement is asked for again was handed out when it was thought smaller."""
+        for item in items:
+            if isinstance(item, ev.Task) and id(item) not in self.handed_out:
+                self.handed_out[id(item)] = item
+                self.nothing_too_much_is_handed_out()
 
     def draw(self) -> None:
         while self.due > 0:
