@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # imports make no garbage to speak of; see `pytest_collection_finish`
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.setpgid(0, 0)  # orphans are told by their group: not the neighbour's
         keep_stderr()
@@ -105,6 +106,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     move_to_huge_pages()
 
 

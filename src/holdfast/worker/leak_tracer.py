@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 from holdfast import code_origin
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.autopsy.readers import procfs
-from holdfast.introspection.attributes import is_a, own, own_one
+from holdfast.introspection.attributes import dict_of, is_a, own
 from holdfast.worker.housekeeping import trim
 
 __all__ = [
@@ -269,13 +269,16 @@ def _modules() -> Iterator[tuple[str, str, object]]:
     """Modules that have a file, with their names and files."""
     loaded: list[tuple[str, object]] = list(sys.modules.items())
     for name, module in loaded:
-        if is_a(module, ModuleType):
-            try:
-                file = own_one(module, "__file__")  # a lazy module must not be loaded by this
-            except KeyError:
-                continue
-            if type(file) is str:
-                yield name, file, module
+        if not is_a(module, ModuleType):
+            continue
+        try:
+            # Most are plain. A lazy module must not be loaded by this.
+            inside = vars(module) if type(module) is ModuleType else dict_of(module)
+            file = dict.__getitem__(inside, "__file__")
+        except KeyError:
+            continue
+        if type(file) is str:
+            yield name, file, module
 
 
 def _of(names: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
