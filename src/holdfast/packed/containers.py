@@ -335,7 +335,7 @@ class PackedDict(_ReadOnly, Mapping[K, V_co]):
 
     def __reduce__(self) -> Any:
         plans = (self._keys._plan, self._values._plan)
-        return _opened_dict, (type(self), self._sealed, plans, self._table)
+        return _opened, (type(self), self._sealed, plans, self._table)
 
 
 class _Items(ItemsView[K, V_co]):
@@ -348,15 +348,10 @@ class _Items(ItemsView[K, V_co]):
         return zip(self._mapping._keys, self._mapping._values, strict=True)
 
 
-def _opened(kind: Any, sealed: Sealed, plan: Plan, positions: range, whole: bool) -> Any:
+def _opened(kind: Any, *parts: Any) -> Any:
+    """A container of this class, on memory that was written before."""
     made = kind.__new__(kind)
-    made._open(sealed, plan, positions, whole)
-    return made
-
-
-def _opened_dict(kind: Any, sealed: Sealed, plans: tuple[Plan, Plan], table: Any) -> Any:
-    made = kind.__new__(kind)
-    made._open(sealed, plans, table)
+    made._open(*parts)
     return made
 
 

@@ -15,7 +15,7 @@ import traceback as tracebacks
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from holdfast.samples.sample_keys import decoded, encoded
 
@@ -111,10 +111,11 @@ class BadSample:
                 raise ValueError(f"it has no {required!r}")
         values: dict[str, Any] = {"index": decoded(fields["index"])}
         for name, allowed in _TYPES.items():
-            if name not in fields:
+            if name not in fields or name == "index":
                 continue
             value = fields[name]
-            if not isinstance(value, allowed) or isinstance(value, bool):
+            numbers = allowed is float and isinstance(value, int)
+            if not (numbers or isinstance(value, allowed)) or isinstance(value, bool):
                 raise ValueError(f"its {name} is {value!r}")
             values[name] = value
         for name, words in (("kind", KINDS), ("action", ACTIONS), ("verdict", VERDICTS)):
@@ -123,23 +124,7 @@ class BadSample:
         return cls(**values)
 
 
-_NONE = type(None)
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "kind": (str,),
-    "error": (str,),
-    "message": (str,),
-    "name": (str, _NONE),
-    "position": (int, _NONE),
-    "batch": (int, _NONE),
-    "worker_id": (int, _NONE),
-    "epoch": (int, _NONE),
-    "traceback": (str,),
-    "digest": (str,),
-    "attempts": (int,),
-    "time": (int, float),
-    "action": (str,),
-    "verdict": (str,),
-}
+_TYPES: Final = get_type_hints(BadSample)
 
 
 # -- errors -------------------------------------------------------------------------------

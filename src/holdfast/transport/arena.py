@@ -206,10 +206,7 @@ class Arena:
 
     def trim(self) -> None:
         """Give back memory that the last batches did not need. Call it between batches."""
-        if os.getpid() != self._pid:
-            return
-        self._recycle()
-        if self._keeps_pages:
+        if not self._may_give_back():
             return
         self._trims += 1
         if self._trims % MEMORY_OF_PEAK == 0:
@@ -225,14 +222,17 @@ class Arena:
 
     def shrink(self) -> None:
         """Give back all memory that no block uses. Call it between batches."""
-        if os.getpid() != self._pid:
-            return
-        self._recycle()
-        if self._keeps_pages:
+        if not self._may_give_back():
             return
         self._peak = self._last_peak = self._extents.in_use
         for start, size in self._extents.free_extents():
             self._give_back_chunks(start, min(start + size, self._reach))
+
+    def _may_give_back(self) -> bool:
+        if os.getpid() != self._pid:
+            return False
+        self._recycle()
+        return not self._keeps_pages
 
     def _recycle(self) -> None:
         gone = self._gone

@@ -37,12 +37,12 @@ def run(out: Console, pid: int | None, interval: float, once: bool, stacks: bool
     try:
         if once:
             return _once(out, monitor, spy, interval)
-        with _keys() as quits, Live(console=out, screen=True, auto_refresh=False) as live:
+        with _keys(), Live(console=out, screen=True, auto_refresh=False) as live:
             while True:
                 rows = monitor.refresh()
                 _request_stacks(spy, rows)
                 live.update(draw(rows, surroundings(rows), spy, _no_workers(pid)), refresh=True)
-                if quits(interval):
+                if _quits(interval):
                     return _count(rows)
     except KeyboardInterrupt:
         return 0
@@ -74,27 +74,25 @@ def _count(rows: Sequence[Worker]) -> int:
 
 
 @contextmanager
-def _keys() -> Iterator[_Quits]:
+def _keys() -> Iterator[None]:
     """Read keys without Enter; the terminal is restored in any case."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        yield _Quits()
+        yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-class _Quits:
-    """Waits for some seconds; True as soon as q is pressed."""
-
-    def __call__(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if select.select([sys.stdin], [], [], left)[0]:
-                pressed = os.read(sys.stdin.fileno(), 64)
-                if not pressed or b"q" in pressed.lower():
-                    return True
-        return False
+def _quits(seconds: float) -> bool:
+    """Wait for some seconds; True as soon as q is pressed."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left)[0]:
+            pressed = os.read(sys.stdin.fileno(), 64)
+            if not pressed or b"q" in pressed.lower():
+                return True
+    return False
 
 
 def surroundings(rows: Sequence[Worker], roots: Roots = HERE) -> list[str]:

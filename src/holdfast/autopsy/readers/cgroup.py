@@ -92,12 +92,9 @@ def confinement(pid: int | str, roots: Roots = HERE) -> Confinement:
     memory = groups(pid, "memory", roots)
     limit = usage = None
     for group in memory:
-        v1 = group.version == 1
-        allowed = number(group.path / ("memory.limit_in_bytes" if v1 else "memory.max"))
-        if allowed is None or allowed >= _UNLIMITED or (limit is not None and allowed >= limit):
-            continue
-        limit = allowed
-        usage = number(group.path / ("memory.usage_in_bytes" if v1 else "memory.current"))
+        allowed, used = _memory(group)
+        if allowed is not None and (limit is None or allowed < limit):
+            limit, usage = allowed, used
     flags = [number(group.path / "memory.oom.group") for group in memory if group.version == 2]
     known = [flag for flag in flags if flag is not None]
     tasks = _tasks(groups(pid, "pids", roots))
@@ -118,16 +115,23 @@ def rooms(pid: int | str, roots: Roots = HERE) -> list[Room]:
     a group further up is shared with other processes."""
     found = []
     for group in groups(pid, "memory", roots):
-        v1 = group.version == 1
-        limit = number(group.path / ("memory.limit_in_bytes" if v1 else "memory.max"))
-        used = number(group.path / ("memory.usage_in_bytes" if v1 else "memory.current"))
-        if limit is None or limit >= _UNLIMITED or used is None:
+        limit, used = _memory(group)
+        if limit is None or used is None:
             continue
         for kind in ("active", "inactive"):
-            name = f"total_{kind}_file" if v1 else f"{kind}_file"
+            name = f"total_{kind}_file" if group.version == 1 else f"{kind}_file"
             used -= _field(group.path / "memory.stat", name) or 0
         found.append(Room(limit, max(0, used)))
     return found
+
+
+def _memory(group: Group) -> tuple[int | None, int | None]:
+    """A group's limit and use; without a limit, None for both."""
+    v1 = group.version == 1
+    limit = number(group.path / ("memory.limit_in_bytes" if v1 else "memory.max"))
+    if limit is None or limit >= _UNLIMITED:
+        return None, None
+    return limit, number(group.path / ("memory.usage_in_bytes" if v1 else "memory.current"))
 
 
 def _tasks(chain: tuple[Group, ...]) -> tuple[int | None, int | None, int | None]:
