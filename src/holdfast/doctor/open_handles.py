@@ -16,13 +16,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
 from holdfast.code_origin import module_of
 from holdfast.introspection.attributes import is_a
-from holdfast.introspection.dataset_parts import homes, parts
+from holdfast.introspection.dataset_parts import parts
 
 __all__ = ["open_handles"]
 
@@ -67,7 +66,7 @@ def open_handles(dataset: Any) -> list[tuple[str, str]]:
     """Path and kind of each; of nested ones only the outermost."""
     found: dict[str, str] = {}
     spared: list[str] = []
-    for path, value in (*parts(dataset), *_globals(dataset)):
+    for path, value in parts(dataset, named=True):
         if any(path.startswith((f"{above}.", f"{above}[")) for above in (*found, *spared)):
             continue
         if is_a(value, _CARRIED_OVER):
@@ -115,27 +114,3 @@ def _descriptor(file: Any) -> int:
         return int(file.fileno())
     except (OSError, ValueError, AttributeError):
         return 3
-
-
-def _globals(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Globals of the dataset's modules that methods of its classes, or functions they call, use."""
-    for kind in homes(dataset):
-        module = sys.modules.get(kind.__module__)
-        if module is not None:
-            functions = [one for one in vars(kind).values() if is_a(one, FunctionType)]
-            for name in sorted(_names_used(functions, vars(module))):
-                yield from parts(vars(module)[name], f"{kind.__module__}.{name}")
-
-
-def _names_used(functions: list[Any], known: dict[str, Any]) -> set[str]:
-    """Names of a module that functions use, directly or through functions of that module."""
-    used: set[str] = set()
-    waiting = [function.__code__ for function in functions]
-    while waiting:
-        code = waiting.pop()
-        waiting += [one for one in code.co_consts if is_a(one, type(code))]
-        for name in set(code.co_names) & set(known) - used:
-            used.add(name)
-            if is_a(known[name], FunctionType):
-                waiting.append(known[name].__code__)
-    return used

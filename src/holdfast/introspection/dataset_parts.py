@@ -161,13 +161,16 @@ def homes(dataset: Any) -> Iterator[type]:
                     yield kind
 
 
-def parts(thing: Any, path: str = "dataset") -> Iterator[tuple[str, Any]]:
-    """Paths and values, depth first, beginning with `thing` itself. Each object appears once, plain
-    values each time they are met."""
-    yield from _deep(Part(None, path, thing), _DEPTH, set(), _Kinds(_NO_PARTS))
+def parts(dataset: Any, *, named: bool = False) -> Iterator[tuple[str, Any]]:
+    """Paths and values, depth first, beginning with the dataset itself. Each object appears once,
+    plain values each time they are met. `named`: also the globals that the user's functions name.
+    """
+    yield from _deep(Part(None, "dataset", dataset), _DEPTH, set(), _Kinds(_NO_PARTS), named)
 
 
-def _deep(part: Part, depth: int, seen: set[int], kinds: _Kinds) -> Iterator[tuple[str, Any]]:
+def _deep(
+    part: Part, depth: int, seen: set[int], kinds: _Kinds, named: bool
+) -> Iterator[tuple[str, Any]]:
     value = part.value
     if is_a(value, _PLAIN):
         yield part.path, value  # equal plain values may be one object
@@ -177,8 +180,8 @@ def _deep(part: Part, depth: int, seen: set[int], kinds: _Kinds) -> Iterator[tup
     seen.add(id(value))
     yield part.path, value
     if depth:
-        for inner in _inside(part, kinds.of(value), seen, _NONE, named=False):
-            yield from _deep(inner, depth - 1, seen, kinds)
+        for inner in _inside(part, kinds.of(value), seen, _NONE, named):
+            yield from _deep(inner, depth - 1, seen, kinds, named)
 
 
 def wide(

@@ -1,8 +1,4 @@
-"""Folders of files as datasets, to scan data that has no dataset class yet.
-
-The list of paths is one block of bytes and one of numbers: a million Python strings would be copied
-page by page into every worker that only reads them.
-"""
+"""Folders of files as datasets, to scan data that has no dataset class yet."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from holdfast.packed.containers import PackedStrings
 
 __all__ = ["IMAGES", "Files", "find", "load_image"]
 
@@ -27,20 +25,17 @@ class Files:
     """One sample for each file, loaded by a function that is given its path."""
 
     def __init__(self, paths: Iterable[str], load: Callable[[str], Any]) -> None:
-        encoded = [os.fsencode(path) for path in paths]
-        self._text = b"".join(encoded)
-        self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
+        self._paths = PackedStrings(paths)
         self._load = load
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._paths)
 
     def sample_name(self, index: int) -> str:
-        start = int(self._ends[index - 1]) if index else 0
-        return os.fsdecode(self._text[start : int(self._ends[index])])
+        return self._paths[index]
 
     def __getitem__(self, index: int) -> Any:
-        return self._load(self.sample_name(index))
+        return self._load(self._paths[index])
 
 
 def load_image(path: str) -> Any:
