@@ -48,7 +48,7 @@ def large(samples: list[int]) -> torch.Tensor:
     return torch.full((50_000,), samples[0])
 
 
-EPOCHS = [pytest.param(15), pytest.param(200, marks=pytest.mark.slow)]
+EPOCHS = [pytest.param(8), pytest.param(200, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("epochs", EPOCHS)

@@ -86,9 +86,9 @@ def test_one_batch_kept_of_each_epoch_costs_no_descriptors() -> None:
 
     list(DataLoader(Triples(4), num_workers=2))
     before = open_files()
-    kept = [epoch() for _ in range(16)]
+    kept = [epoch() for _ in range(6)]
     assert eventually(lambda: open_files() <= before)
-    assert [int(batch["a"][0, 0]) for batch in kept] == [0] * 16
+    assert [int(batch["a"][0, 0]) for batch in kept] == [0] * 6
 
 
 NAMES = """

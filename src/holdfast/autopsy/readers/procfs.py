@@ -39,6 +39,9 @@ __all__ = [
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel
+# Compiled before the fork: every worker needs the first, and every nursery the second.
+_DATA = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
+_CAUGHT = re.compile(r"^SigCgt:\s+([0-9a-f]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def size(pid: int | str, roots: Roots = HERE) -> Size | None:
 
 def data(pid: int | str, roots: Roots = HERE) -> int | None:
     """VmData, which RLIMIT_DATA limits: all private memory that can be written."""
-    match = re.search(r"^VmData:\s+(\d+) kB$", _status(pid, roots), re.MULTILINE)
+    match = _DATA.search(_status(pid, roots))
     return int(match[1]) << 10 if match else None
 
 
@@ -164,7 +167,7 @@ def pending_signals(pid: int | str, roots: Roots = HERE) -> frozenset[int]:
 
 def caught_signals(pid: int | str, roots: Roots = HERE) -> frozenset[int] | None:
     """Signals a process has handlers for. A zombie still has them."""
-    match = re.search(r"^SigCgt:\s+([0-9a-f]+)$", _status(pid, roots), re.MULTILINE)
+    match = _CAUGHT.search(_status(pid, roots))
     return None if match is None else _signals(match[1])
 
 
