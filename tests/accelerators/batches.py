@@ -16,9 +16,12 @@ import torch
 import torch.utils.data
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+import holdfast
+from tests.support import slate
 from tests.support.fingerprint import fingerprint
 
 Stock = torch.utils.data.DataLoader
+slate.make_it_the_default(Stock, holdfast.DataLoader)
 SECONDS = 30.0  # after which a wait has failed
 
 

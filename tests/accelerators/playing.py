@@ -8,7 +8,6 @@ from tests.lifecycle.trainer import Ended, Stage, Trainer
 
 PRELUDE = """\
 from tests.accelerators.batches import *
-from tests.support import slate
 
 torch.set_num_threads(1)  # threads that wait for each other take long on a busy machine
 

@@ -66,8 +66,8 @@ struct PinnedAllocator final : c10::Allocator {
 PinnedAllocator allocator;
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isBuilt() const { return true; }  // these two override nothing in torch 2.6
+  bool isAvailable() const { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return kDevices; }
   void setCurrentDevice(c10::DeviceIndex device) const override { current = device; }
@@ -89,10 +89,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current = device.index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { current = device.index(); }
-  c10::Stream getStream(c10::Device device) const override {
+  c10::Stream getStream(c10::Device device) const noexcept override {
     return c10::Stream(c10::Stream::DEFAULT, device);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 };
 

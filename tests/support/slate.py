@@ -68,6 +68,15 @@ def activate(path: str) -> None:
     torch._register_device_module("slate", module)
 
 
+def make_it_the_default(*kinds: type) -> None:
+    """To torch 2.6 `pin_memory=True` means CUDA, unless another device is named: name it in loaders of these classes."""
+    if library is None:
+        return  # a spawned worker
+    if not iter(torch.utils.data.DataLoader([0], pin_memory=True))._pin_memory:
+        for kind in kinds:
+            kind.__init__.__kwdefaults__["pin_memory_device"] = "slate"
+
+
 class Fence:
     """Passes when the test says so."""
 
