@@ -155,11 +155,13 @@ def test_without_any_name_that_is_not_needed_the_batches_are_the_same() -> None:
         for part in PARTS
         if not part.needed
         and not part.name.startswith(("torch.Tensor", "torch.TypedStorage", "torch.UntypedStorage"))
-        # What torch or multiprocessing could not do without.
+        # What torch or Python could not do without.
         and "_MultiProcessingDataLoaderIter" not in part.name
         and "_utils.collate" not in part.name
         and "DisableTorchFunction" not in part.name
-        and not part.name.startswith(("multiprocessing.", "threading.", "subprocess.", "atexit."))
+        and not part.name.startswith(
+            ("multiprocessing.", "threading.", "subprocess.", "atexit.", "os.")
+        )
     ]
     assert len(removable) >= 5
     told = ran_without([place(name) for name in removable])

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, cast
 
-from holdfast import options
+from holdfast import options, private_names
 
 __all__ = [
     "DEFAULTS",
@@ -66,6 +66,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """All options that holdfast adds to torch's."""
 
+_VARIABLES = frozenset(os.fsencode(PREFIX + name.upper()) for name in DEFAULTS)
 _FOR_BAD_SAMPLES = ("max_bad_samples", "quarantine")
 _NOT_OPTIONS = {"FAULTS"}  # HOLDFAST_FAULTS: named points where a test makes a worker die
 
@@ -132,7 +133,10 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The options in the environment. A wrong one is an error that names the variable, its value
     and what would be right."""
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        if not private_names.may_be_set(_VARIABLES):
+            return {}
+        environment = os.environ
     found = {}
     for name in DEFAULTS:
         text = environment.get(PREFIX + name.upper(), "")

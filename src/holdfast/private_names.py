@@ -19,6 +19,7 @@ import importlib
 import io
 import logging
 import operator
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -52,6 +53,7 @@ __all__ = [
     "is_zero_tensor",
     "key_error_message",
     "lacking",
+    "may_be_set",
     "nested_from",
     "nested_parts",
     "new_worker_info",
@@ -461,6 +463,21 @@ _asks_owner = _find(
 def is_owned(lock: Any) -> bool:
     """Whether this thread has the lock, an RLock."""
     return bool(lock._is_owned()) if _asks_owner is not None else False
+
+
+_raw_environment: Any = _find(
+    "os:environ._data",
+    "seeing quickly that no variable of ours is set",
+    "each of them is looked up",
+    works=lambda found: all(os.fsencode(name) in found for name in os.environ),
+)
+
+
+def may_be_set(variables: frozenset[bytes]) -> bool:
+    """Whether one of them may be in the environment. To look up one that is not takes os.environ a
+    microsecond."""
+    raw = getattr(os.environ, "_data", None) if _raw_environment is not None else None
+    return raw is None or not raw.keys().isdisjoint(variables)
 
 
 # -- what is wrong ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch.utils.data
 
 import holdfast
-from holdfast import option_sources
+from holdfast import option_sources, private_names
 from tests.contract.test_frameworks import arguments_from_attributes
 from tests.support.datasets import Numbers
 
@@ -98,6 +98,15 @@ def test_a_wrong_one_is_named_with_its_variable_its_value_and_what_would_be_righ
             use()
         assert str(caught.value).startswith(f"HOLDFAST_{variable}={text!r} ")
         assert right in str(caught.value)
+
+
+def test_without_a_quick_look_at_the_environment_each_variable_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private_names, "_raw_environment", None)
+    assert option_sources.from_environment() == {}
+    monkeypatch.setenv("HOLDFAST_NAME", "train")
+    assert option_sources.from_environment() == {"name": "train"}
 
 
 def test_an_empty_variable_is_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
