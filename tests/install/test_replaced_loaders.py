@@ -124,6 +124,7 @@ def test_the_option_under_which_it_is_lost_is_said_once(
     assert record.getMessage().startswith(
         "[train] Accelerate replaces this holdfast loader by torchdata's StatefulDataLoader"
     )
+    assert "DataLoaderConfiguration(use_stateful_dataloader=False)" in record.getMessage()
 
 
 def test_an_accelerate_in_which_it_cannot_be_kept_is_said(
@@ -137,6 +138,7 @@ def test_an_accelerate_in_which_it_cannot_be_kept_is_said(
     assert record.getMessage().startswith(
         "[train] Accelerate replaces this holdfast loader by torch's own: workers are not replaced"
     )
+    assert "holdfast.install() at the beginning" in record.getMessage()
 
 
 def test_nothing_is_said_if_another_module_looks_at_the_attribute(

@@ -65,9 +65,18 @@ class AskedByAccelerate:
         if loader is not None and _top_package(asks) == "accelerate":
             asked = asks.f_locals.get("self")  # an Accelerator
             if getattr(asked, "use_stateful_dataloader", False) is True:
-                _say_it_is_lost(loader, "torchdata's StatefulDataLoader (use_stateful_dataloader)")
+                _say_it_is_lost(
+                    loader,
+                    "torchdata's StatefulDataLoader",
+                    "DataLoaderConfiguration(use_stateful_dataloader=False), the default, keeps it",
+                )
             elif not keep_class():
-                _say_it_is_lost(loader, "torch's own")
+                _say_it_is_lost(
+                    loader,
+                    "torch's own",
+                    "holdfast.install() at the beginning of the program gives that one the engine "
+                    "too, with the options that install() is given",
+                )
         return False
 
 
@@ -102,14 +111,15 @@ def _top_package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _say_it_is_lost(loader: Any, by: str) -> None:
+def _say_it_is_lost(loader: Any, by: str, prevented_by: str) -> None:
     if option_sources.is_installed() or by in _said:
         return  # with `install` the new loader says it itself, if it is so
     _said.add(by)
     rank = find_rank()
     log.warning(
         "%sAccelerate replaces this holdfast loader by %s: workers are not replaced when they die "
-        "or hang, and options such as on_bad_sample have no effect",
+        "or hang, and options such as on_bad_sample have no effect. %s",
         LoaderIdentity(loader.name or name_of(loader.dataset), rank.told).prefix,
         by,
+        prevented_by,
     )
