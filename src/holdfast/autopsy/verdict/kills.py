@@ -11,6 +11,9 @@ from holdfast.autopsy.verdict.draft import Verdict, to_all, verdict
 
 __all__ = ["sigkill"]
 
+_NOT_BY_US = "SIGKILL that holdfast did not send"
+_BY_A_PROCESS = "so a process sent it, perhaps the worker itself; a signal does not name its sender"
+
 
 def sigkill(e: Evidence) -> Verdict | None:
     if e.signal != "SIGKILL" or e.sent_by_us:
@@ -55,9 +58,9 @@ def _counted(e: Evidence) -> Verdict | None:
         return verdict(
             "killed-from-outside",
             "medium",
-            "SIGKILL that holdfast did not send",
+            _NOT_BY_US,
             f"the kernel killed {count} for memory, but its log names pid {others[-1]}, not this",
-            "so a process sent it, perhaps the worker itself; a signal does not name its sender",
+            _BY_A_PROCESS,
             perhaps=("oom-killed",),
         )
     if kills.group:
@@ -78,9 +81,9 @@ def _counted(e: Evidence) -> Verdict | None:
         return verdict(
             "killed-from-outside",
             "low",
-            "SIGKILL that holdfast did not send",
+            _NOT_BY_US,
             f"{said}, but the counter of this worker's control group did not move",
-            "so a process sent it, perhaps the worker itself; a signal does not name its sender",
+            _BY_A_PROCESS,
             perhaps=("oom-killed",),
         )
     enough = (kills.machine or 0) >= kills.deaths
@@ -93,11 +96,11 @@ def _not_counted(e: Evidence) -> Verdict:
         return verdict(
             "killed-unexplained",
             "medium" if not e.findings else "low",
-            "SIGKILL that holdfast did not send; no counter and no kernel log could be read",
+            f"{_NOT_BY_US}; no counter and no kernel log could be read",
             perhaps=("oom-killed", "killed-from-outside"),
         )
     said = [
-        "SIGKILL that holdfast did not send",
+        _NOT_BY_US,
         "no oom_kill counter moved: "
         + " and ".join(
             name
@@ -113,10 +116,7 @@ def _not_counted(e: Evidence) -> Verdict:
             f"{to_all(e)}, as batch systems do before they kill",
             perhaps=("killed-from-outside",),
         )
-    said.append(
-        "so a process sent it, perhaps the worker itself; a signal does not name its sender"
-    )
-    return verdict("killed-from-outside", "medium", *said)
+    return verdict("killed-from-outside", "medium", *said, _BY_A_PROCESS)
 
 
 def _oom(
