@@ -21,7 +21,7 @@ from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.open_handles import open_handles
 from holdfast.doctor.probe import Samples, load_samples, rate, spread
 from holdfast.limits.gauge import MemoryReading
-from holdfast.scan.dataset_source import SourceError, any_dataset
+from holdfast.scan.dataset_source import SourceError, any_dataset, dataset
 from tests.doctor import patients
 
 GIB = 1 << 30
@@ -331,6 +331,7 @@ def test_changes_are_seen_in_every_kind_of_state() -> None:
 def test_a_dataset_a_class_a_function_and_a_loader_are_found(name: str) -> None:
     found = any_dataset(f"tests.doctor.patients:{name}", {})
     assert isinstance(found.dataset, patients.Healthy)
+    assert isinstance(dataset(f"tests.doctor.patients:{name}", {}), patients.Healthy)
     if name == "loader":
         assert found.settings["batch_size"] == 7
         assert found.settings["memory_budget"] == GIB
