@@ -48,12 +48,13 @@ T = TypeVar("T")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # imports make no garbage to speak of; see `pytest_collection_finish`
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.setpgid(0, 0)  # orphans are told by their group: not the neighbour's
         keep_stderr()
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
-        take_back()  # not in the process that only hands out the tests
+        # Not in the process that only hands out the tests.
+        take_back()
+        gc.disable()  # imports make no garbage to speak of; see `pytest_collection_finish`
     # pytest does this itself, unless started with `-p no:faulthandler`.
     if not config.pluginmanager.hasplugin("faulthandler"):
         faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=True)
