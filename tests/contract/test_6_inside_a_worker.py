@@ -364,7 +364,8 @@ def test_a_worker_may_use_threads(loader_class: Loader) -> None:
     [
         ("fork", False),
         ("fork", True),
-        ("spawn", False),
+        # The data under spawn are compared with torch's in tests/differential, in each run.
+        pytest.param("spawn", False, marks=pytest.mark.slow),
         pytest.param("spawn", True, marks=pytest.mark.slow),
         pytest.param("forkserver", False, marks=pytest.mark.slow),
         pytest.param("forkserver", True, marks=pytest.mark.slow),
