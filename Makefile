@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-all test-frameworks test-versions bench lint format docs causes clean
+.PHONY: help demo test test-slow test-all test-frameworks test-report test-versions bench lint format docs causes pictures clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -22,28 +22,36 @@ help:
 	@echo 'make test-slow a selection of the slow tests (.ci/slow.txt)'
 	@echo 'make test-all  every test, with all fault combinations'
 	@echo 'make test-frameworks  with the real packages people train with'
+	@echo 'make test-report  the page of `holdfast report` in a real Chromium (CHROMIUM=path)'
 	@echo 'make test-versions  the quick suite with the oldest, the pinned and the newest torch'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff rewrite what it can'
 	@echo 'make docs      check links in the docs and run their examples'
+	@echo 'make pictures  take the pictures of the docs, with Chromium'
 	@echo 'make causes    write docs/causes from the catalogue of causes'
 
 demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report' $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test
 	HOLDFAST_STORM_SECONDS=40 $(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal \
-		-m 'slow and not frameworks' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
+		-m 'slow and not frameworks and not report' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
-	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks' $(PYTEST_ARGS)
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report' $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
 	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup -m 'frameworks and not slow' $(PYTEST_ARGS)
+
+test-report: $(VENV)/.has-report
+	$(RUN) -m pytest -m report tests/run_report $(PYTEST_ARGS)
+
+pictures: $(VENV)/.has-report
+	$(RUN) -m tests.run_report.pictures docs/images
 
 # An environment for each pair of Python and torch; VERSIONS="oldest 3.12:2.9" for some.
 test-versions:

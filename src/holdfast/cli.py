@@ -30,6 +30,10 @@ VERBS = {
         "holdfast.verbs.leaks:leaks",
         "Say which lines of a dataset hold ever more memory.",
     ),
+    "report": (
+        "holdfast.verbs.report:report",
+        "Make a page about a run, from its logbook.",
+    ),
     "run": (
         "holdfast.verbs.run:run",
         "Run a program with holdfast in all its loaders, without changing it.",

