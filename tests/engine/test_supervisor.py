@@ -259,6 +259,26 @@ def test_more_deaths_than_allowed_end_it() -> None:
     assert taken.reason == "restart-limit"
 
 
+@pytest.mark.parametrize(
+    ("policy", "each", "deaths"),
+    [
+        pytest.param(ev.RestartPolicy(1, 60.0), 61.0, 4, id="one at a time, far apart"),
+        pytest.param(ev.RestartPolicy(None, 60.0), 0.1, 30, id="without a limit"),
+    ],
+)
+def test_deaths_that_the_limit_does_not_forbid_end_nothing(
+    policy: ev.RestartPolicy, each: float, deaths: int
+) -> None:
+    driver = FakeDriver(each=each)
+    with Consumer(driver, workers=1, restarts=policy, stall_timeout=None) as consumer:
+        consumer.begin(deaths + 2)
+        for _ in range(deaths):
+            assert isinstance(consumer.next(), ev.Delivery)
+            driver.strike(0)
+        assert len(consumer.rest()) == 2
+        assert consumer.pool.stats.restarts == deaths
+
+
 def test_one_that_is_too_large_is_replaced_and_nothing_is_told() -> None:
     driver = FakeDriver()
     with Consumer(driver) as consumer:

@@ -229,33 +229,6 @@ def test_max_restarts_tells_the_story_when_it_is_exceeded(limit: Any, allowed: i
     assert numbers == [n for e in golden(case).epochs[0] if isinstance(e, Batch) for n in e.numbers]
 
 
-def test_deaths_that_lie_far_apart_do_not_add_up() -> None:
-    """Two within 0.2 s are allowed; they come one by one, further apart."""
-    case = Case("SIGKILL", "working", workers=1)
-    with holdfast.DataLoader(**arguments(case), max_restarts=(1, 0.2)) as loader:
-        iterator = iter(loader)
-        for death in range(3):
-            began = time.monotonic()
-            kill_and_see_it_dead(*pids(iterator))
-            assert eventually(lambda death=death: len(loader.incidents) > death)
-            next(iterator)
-            assert eventually(lambda began=began: time.monotonic() - began > 0.4)
-        assert sum(1 for _ in iterator) == 2
-
-
-def test_no_limit_means_no_limit() -> None:
-    case = Case("SIGKILL", "working", workers=1)
-    with holdfast.DataLoader(**arguments(case), max_restarts=None) as loader:
-        iterator = iter(loader)
-        for death in range(15):
-            (pid,) = pids(iterator)
-            wait_until_started(iterator)
-            kill(pid)
-            assert eventually(lambda death=death: len(loader.incidents) > death)
-        seen = sum(1 for _ in iterator)
-    assert seen == 5
-
-
 # -- start-up -----------------------------------------------------------------------------
 
 
