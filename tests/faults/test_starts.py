@@ -207,7 +207,7 @@ def killed_while_starting(times: int) -> str:
     return ";".join(f"before-ready:SIGKILL@worker=0,generation={number}" for number in range(times))
 
 
-@pytest.mark.parametrize("limit", [None, 10**6])
+@pytest.mark.parametrize("limit", [None, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_who_is_killed_while_starting_is_started_until_it_comes_through(
     limit: int | None,
     monkeypatch: pytest.MonkeyPatch,
