@@ -148,7 +148,7 @@ def new_iterator(
     state.ledger.logbook, state.ledger.origin = logbook, origin
     if loader.num_workers == 0:
         state.engine = "holdfast"
-        return SerialIterator(loader, chosen, state.stats, state.ledger)
+        return SerialIterator(loader, chosen, state.stats, state.ledger, state.epochs)
     lacking = kernel.missing()
     if lacking is not None:
         why = (
@@ -180,6 +180,7 @@ def _process_iterator(
         state.growth_warnings,
         origin,
         state.explained,
+        state.epochs,
     )
     state.add(iterator)
     return iterator

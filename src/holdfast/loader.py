@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler
 from holdfast import iteration, option_sources, options, runtime
 from holdfast.autopsy.incident import Incident
 from holdfast.engine.continuation import Recovery
-from holdfast.options import MaxRestarts, Memory
+from holdfast.options import MaxRestarts, Memory, Seeding
 from holdfast.private_names import BaseDataLoaderIter
 from holdfast.report import Report
 from holdfast.samples.bad_sample import BadSample
@@ -76,6 +76,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batch arrives instead of copying it: ``"auto"`` (up to a quarter of the memory), or how
             many bytes may be pinned in this process, as a number or a text such as ``"8GiB"``;
             ``None`` to copy as torch does. docs/accelerators.md says what it does not cover.
+        seeding: how ``random``, ``numpy.random`` and ``torch`` are seeded in samples: ``"worker"``
+            (as torch: once for each worker), ``"sample"`` (for each sample, from a seed, the epoch
+            and its key, so that its random numbers do not depend on ``num_workers``, order,
+            retries, ranks or resumption), or ``("sample", 1234)`` with the seed to use. Without it
+            that is the initial seed of ``generator``, or ``torch.initial_seed()``.
         logbook: a folder that fills while the loader is used: what went wrong with workers and
             why, how memory developed, and which run it was. It stays readable whatever kills the
             run; ``holdfast incidents FOLDER`` tells its story.
@@ -114,6 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         name: str | None = None,
         iterable_recovery: Recovery = option_sources.AUTO,
         pin_in_place: Memory = None,
+        seeding: Seeding = option_sources.WORKER,
     ) -> None:
         self._prefetch_given = prefetch_factor is not None
         super().__init__(
@@ -146,6 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.name = name
         self.iterable_recovery = iterable_recovery
         self.pin_in_place = pin_in_place
+        self.seeding = seeding
         iteration.check_options(self)
         options.check_places(quarantine=quarantine)
         replaced_loaders.keep_class()

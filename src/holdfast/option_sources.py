@@ -49,6 +49,7 @@ class DefaultNumber(float):
 
 AUTO = cast(Literal["auto"], DefaultText("auto"))
 RAISE = cast(Literal["raise"], DefaultText("raise"))
+WORKER = cast(Literal["worker"], DefaultText("worker"))
 STALL_TIMEOUT: float = DefaultNumber(options.DEFAULT_STALL_TIMEOUT)
 
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -63,6 +64,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "name": None,
     "iterable_recovery": AUTO,
     "pin_in_place": None,
+    "seeding": WORKER,
 }
 """All options that holdfast adds to torch's."""
 
@@ -192,6 +194,11 @@ def _restarts(text: str) -> Any:
     return text if text == "auto" else _number(text)
 
 
+def _seeding(text: str) -> Any:
+    kind, comma, seed = text.partition(",")
+    return (kind.strip(), int(seed)) if comma else kind
+
+
 def _bytes(text: str) -> Any:
     try:
         return int(text)
@@ -206,6 +213,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "memory_budget": _bytes,
     "worker_memory_limit": _bytes,
     "pin_in_place": _bytes,
+    "seeding": _seeding,
 }
 _AS_TEXT = {
     "max_restarts": ". In the environment a pair is written as 20,300, and None as none",
@@ -215,6 +223,7 @@ _AS_TEXT = {
     "memory_budget": ". In the environment None is written as none",
     "worker_memory_limit": ". In the environment None is written as none",
     "pin_in_place": ". In the environment None is written as none",
+    "seeding": ". In the environment a pair is written as sample,1234",
 }
 
 

@@ -17,7 +17,15 @@ from holdfast.engine.events import RestartPolicy
 from holdfast.limits.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = ["DEFAULT_STALL_TIMEOUT", "MaxRestarts", "Memory", "Settings", "budget_in_bytes", "parse"]
+__all__ = [
+    "DEFAULT_STALL_TIMEOUT",
+    "MaxRestarts",
+    "Memory",
+    "Seeding",
+    "Settings",
+    "budget_in_bytes",
+    "parse",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +43,12 @@ class Settings:
     name: str | None
     iterable_recovery: Recovery = "auto"
     pin_in_place: int | Literal["auto"] | None = None  # bytes that may be registered
+    seeding: Literal["worker", "sample"] = "worker"
+    sample_seed: int | None = None  # None: the initial seed of the loader's generator
 
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
+Seeding = Literal["worker", "sample"] | tuple[Literal["sample"], int]
 Memory = int | str | None
 """A number of bytes, a text such as "2GiB", "auto", or None for no limit."""
 
@@ -60,6 +71,7 @@ def parse(
     name: Any = None,
     iterable_recovery: Any = "auto",
     pin_in_place: Any = None,
+    seeding: Any = "worker",
 ) -> Settings:
     """Check all options; an error names the option, its value and what it takes."""
     stall = _stall_timeout(stall_timeout)
@@ -71,6 +83,7 @@ def parse(
                     f'{option}={value!r} has no meaning with on_bad_sample="raise", where the '
                     'first bad sample ends the run; use on_bad_sample="skip" or "replace"'
                 )
+    kind, seed = _seeding(seeding)
     return Settings(
         restarts=_restarts(max_restarts, num_workers),
         stall_timeout=stall,
@@ -83,7 +96,31 @@ def parse(
         name=_name(name),
         iterable_recovery=_recovery(iterable_recovery),
         pin_in_place=_memory("pin_in_place", pin_in_place, "8GiB", none="copy to pinned memory"),
+        seeding=kind,
+        sample_seed=seed,
     )
+
+
+def _seeding(value: Any) -> tuple[Literal["worker", "sample"], int | None]:
+    right = (
+        'it takes "worker" (as torch), "sample" (for each sample, from the initial seed of '
+        "loader.generator or torch, the epoch and its key) or a pair with the seed to use, such as "
+        '("sample", 1234)'
+    )
+    seed: Any = None
+    kind = value
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        kind, seed = value
+        if kind != "sample":
+            raise ValueError(f"seeding={value!r} has a seed that would not be used; {right}")
+        if not _is_number(seed) or not isinstance(seed, Integral):
+            raise TypeError(f"seeding={value!r} has a seed that is no whole number; {right}")
+        seed = int(seed)
+    if not isinstance(kind, str):
+        raise TypeError(f"seeding={value!r} is of the wrong type; {right}")
+    if kind not in ("worker", "sample"):
+        raise ValueError(f"seeding={value!r} is not one of the words; {right}")
+    return ("sample" if kind == "sample" else "worker"), seed
 
 
 def _policy(value: Any, stall_timeout: float | None) -> Policy | None:

@@ -42,6 +42,7 @@ __all__ = [
     "Part",
     "SingleProcessDataLoaderIter",
     "apply_random_seed",
+    "apply_sharding",
     "collate_array",
     "collate_functions",
     "collate_tensors",
@@ -183,6 +184,12 @@ _find(
 shard: Any = _find(
     "torch.utils.data.dataloader:_sharding_worker_init_fn",
     "dividing a DataPipe among workers and ranks",
+    f"{_TORCHS_WORKERS} for DataPipes",
+    needed="for DataPipes",
+)
+apply_sharding: Any = _find(
+    "torch.utils.data.graph_settings:apply_sharding",
+    "dividing a DataPipe among ranks",
     f"{_TORCHS_WORKERS} for DataPipes",
     needed="for DataPipes",
 )

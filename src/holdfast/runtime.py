@@ -28,6 +28,7 @@ from typing import Any
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import TAKEN_UP, Logbook
 from holdfast.autopsy.readers import procfs
+from holdfast.engine.epoch import EpochCounter
 from holdfast.engine.stats import Stats
 from holdfast.limits.budget import Budget, for_all
 from holdfast.limits.growth import GrowthWarnings
@@ -97,6 +98,7 @@ class Runtime:
         # Several iterators may tell of theirs at once; a log handler may ask in the middle of it.
         self.telling = threading.RLock()
         self.stats = Stats()
+        self.epochs = EpochCounter()
         self.ledger = Ledger(totals.note_bad_sample)
         self.logbook: Logbook | None = None
         self.advised = False

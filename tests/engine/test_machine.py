@@ -342,7 +342,7 @@ class History(RuleBasedStateMachine):
         self.ended = False
         self.unread = self.due = 0
         self.taken = None
-        self.tell(ev.EpochBegan(None))
+        self.tell(ev.EpochBegan())
         self.draw()
 
     # -- what must hold -------------------------------------------------------------------

@@ -54,6 +54,8 @@ RIGHT = [
     ("NAME", "train", "name", "train"),
     ("ITERABLE_RECOVERY", "replay", "iterable_recovery", "replay"),
     ("PIN_IN_PLACE", "8GiB", "pin_in_place", "8GiB"),
+    ("SEEDING", "sample", "seeding", "sample"),
+    ("SEEDING", "sample, 1234", "seeding", ("sample", 1234)),
 ]
 
 

@@ -31,6 +31,7 @@ from holdfast.engine.pool import Pool
 from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
 from holdfast.limits.budget import Budget, Share
+from holdfast.worker.sample_seeding import NO_SEEDS
 
 __all__ = ["Consumer", "FakeBatch", "FakeDriver", "Worker"]
 
@@ -338,7 +339,7 @@ class Consumer:
             Share(budget),
             dataset=None,
             auto_collation=False,
-            shared_seed=None,
+            seeds=NO_SEEDS,
             stall_timeout=stall_timeout,
             on_incident=self.incidents.append,
             on_amended=lambda *_: None,

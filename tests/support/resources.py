@@ -15,6 +15,7 @@ from holdfast.processes.nursery_reports import Report
 from holdfast.processes.protocol import Setup
 from holdfast.processes.resources import ProcessResources, descriptor_lock
 from holdfast.worker.interface import Blueprint
+from holdfast.worker.sample_seeding import NO_SEEDS
 from tests.support.parts import identity
 from tests.support.processes import eventually
 
@@ -44,7 +45,7 @@ def setup_of(resources: ProcessResources, **given: Any) -> Setup:
     options: dict[str, Any] = {
         "worker": 0,
         "generation": 0,
-        "shared_seed": None,
+        "seeds": NO_SEEDS,
         "held": (),
         "answered": 1,
         "epochs_done": 0,

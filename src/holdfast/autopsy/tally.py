@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
@@ -130,10 +130,10 @@ class SampleWatch:
                 self._largest.add(size, _text(key))
         self._next = monotonic() + PAUSE
 
-    def draw(self, iterator: Iterator[Any], batch: int, position: int) -> Any:
-        """The next element of a stream."""
+    def draw(self, plain: Callable[[], Any], batch: int, position: int) -> Any:
+        """The next element of a stream, which `plain` draws."""
         began = monotonic()
-        sample = next(iterator)
+        sample = plain()
         place = f"element {position} of batch {batch} of worker {self._worker}"
         self.add(place, monotonic() - began, sample)
         return sample

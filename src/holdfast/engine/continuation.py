@@ -51,6 +51,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from holdfast.worker.batch_fingerprint import NO_BATCH
+from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 
 __all__ = [
     "AGAIN",
@@ -106,8 +107,8 @@ class StreamProgress:
     """The random state at the start of this epoch, if it is not the first."""
     state_between_epochs: bytes | None = None
     """Of the dataset, before this epoch."""
-    seed: int | None = None
-    """The shared seed of this epoch, which the consumer may have left already."""
+    seeds: EpochSeeds = NO_SEEDS
+    """Those of this epoch, which the consumer may have left already."""
     state_error: str = ""
     """Why there is no state, if the dataset should have given one."""
     raised: int = 0
@@ -122,9 +123,9 @@ class StreamProgress:
         if mark != NO_BATCH:
             self.marks.append(mark)
 
-    def resumed(self, epoch_state: bytes, seed: int | None = None) -> None:
+    def resumed(self, epoch_state: bytes, seeds: EpochSeeds = NO_SEEDS) -> None:
         """Another epoch has begun. The last state that arrived is that before it."""
-        self.epoch_state, self.seed = epoch_state, seed
+        self.epoch_state, self.seeds = epoch_state, seeds
         self.state_between_epochs, self.state, self.state_before = self.state, None, None
         self.marks = array("Q")
 

@@ -31,6 +31,7 @@ from holdfast.engine import events as ev
 from holdfast.engine.continuation import Recovery
 from holdfast.limits.worker_limit import Allowance
 from holdfast.loader_identity import LoaderIdentity
+from holdfast.worker.sample_seeding import EpochSeeds
 
 if TYPE_CHECKING:
     from holdfast.engine.supervisor import Supervisor
@@ -88,7 +89,7 @@ class DriverOptions:
     iterable: bool
     persistent: bool
     recovery: Recovery
-    shared_seed: int | None
+    seeds: EpochSeeds  # of the first epoch
     stall_timeout: float | None
     allowance: Allowance
     origin: LoaderIdentity

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from holdfast.engine import events as ev
+from holdfast.options import Settings
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Account
 from holdfast.worker.exceptions import Failure
+from holdfast.worker.sample_seeding import EpochSeeds
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["NO_BATCH", "Epoch", "Failed", "Reported", "StartRefused", "Taken"]
+__all__ = ["NO_BATCH", "Epoch", "EpochCounter", "Failed", "Reported", "StartRefused", "Taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,26 @@ Taken = ev.Delivery | ev.GaveUp | StartRefused | ev.End
 
 
 @dataclass(slots=True)
+class EpochCounter:
+    """Which epoch of a loader it is: each `iter` is the next one, unless `set_epoch` says so."""
+
+    next: int = 0
+
+    def begin(self, loader: Any, options: Settings, shared: int | None = None) -> EpochSeeds:
+        """The seeds of the epoch that begins."""
+        epoch, self.next = self.next, self.next + 1
+        if options.seeding == "worker":
+            return EpochSeeds(shared)
+        seed = options.sample_seed
+        if seed is None:
+            seed = (loader.generator or torch.default_generator).initial_seed()
+        return EpochSeeds(shared, (seed, epoch))
+
+
+@dataclass(slots=True)
 class Epoch:
     """Used under the pool's lock only."""
 
-    shared_seed: int | None
     account: Account | None = None  # of bad samples; None to let them raise
     unclaimed: list[BadSample] = field(default_factory=list)  # reported with a replica's end
     due: int = 0  # indices that are to be drawn from the sampler

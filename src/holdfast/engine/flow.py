@@ -174,7 +174,7 @@ class Flow(abc.ABC):
         self._drained = False
         for seat in self.seats:
             seat.ended = False
-            self.held_back.append((seat, Resumption(self.epoch, event.seed)))
+            self.held_back.append((seat, Resumption(self.epoch, event.seeds)))
         return [Draw(self.limit)]
 
     # -- from the sampler to a worker -----------------------------------------------------

@@ -23,7 +23,7 @@ from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import events as ev
 from holdfast.engine import signals
 from holdfast.engine.driver import Batch
-from holdfast.engine.epoch import NO_BATCH, Failed, Reported, StartRefused
+from holdfast.engine.epoch import NO_BATCH, EpochCounter, Failed, Reported, StartRefused
 from holdfast.engine.handle import WorkerHandle
 from holdfast.engine.machine import BeforeSizesAreKnown, Machine
 from holdfast.engine.messages import cannot_start, gave_up, poisoned
@@ -80,8 +80,11 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
         growth_warnings: GrowthWarnings,
         origin: LoaderIdentity,
         explained: set[Hashable],
+        epochs: EpochCounter,
     ) -> None:
         BaseDataLoaderIter.__init__(self, loader)
+        self._epochs = epochs
+        seeds = epochs.begin(loader, options, self._shared_seed)
         self._owner = os.getpid()
         self._stats = stats
         self._said = growth_warnings
@@ -143,7 +146,7 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
                     share,
                     dataset=self._dataset,
                     auto_collation=self._auto_collation,
-                    shared_seed=self._shared_seed,
+                    seeds=seeds,
                     stall_timeout=options.stall_timeout,
                     on_incident=on_incident,
                     on_amended=on_amended,
@@ -203,7 +206,8 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
         if first_iter:
             self._pool.fill(draw, account)
         else:
-            self._pool.resume(self._shared_seed, draw, account)
+            seeds = self._epochs.begin(loader, self._options, self._shared_seed)
+            self._pool.resume(seeds, draw, account)
 
     def _look_ahead(self, account: Account) -> None:
         """Draw at once what the workers are about to be given: these are the first substitutes."""

@@ -69,6 +69,7 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.ledger import Account
 from holdfast.samples.substitute import copy_index, keys_of
+from holdfast.worker.sample_seeding import EpochSeeds
 
 __all__ = ["Pool", "TimedOut"]
 
@@ -96,7 +97,7 @@ class Pool:
         *,
         dataset: Any,
         auto_collation: bool,
-        shared_seed: int | None,
+        seeds: EpochSeeds,
         stall_timeout: float | None,
         on_incident: Callable[[Incident], None],
         on_amended: Callable[[Incident, Incident, str], None],
@@ -153,7 +154,7 @@ class Pool:
                 iterable=machine.iterable,
                 persistent=machine.persistent,
                 recovery=machine.recovery,
-                shared_seed=shared_seed,
+                seeds=seeds,
                 stall_timeout=stall_timeout,
                 allowance=memory.allowance,
                 origin=origin,
@@ -183,7 +184,7 @@ class Pool:
             logbook=logbook,
             progress=self.progress,
         )
-        self.supervisor = Supervisor(machine, share, Epoch(shared_seed), self.driver, upkeep)
+        self.supervisor = Supervisor(machine, share, Epoch(), self.driver, upkeep)
         self.background = BackgroundThread(self, self.driver.wake)
         try:
             self.supervisor.tell(ev.Began())
@@ -353,15 +354,13 @@ class Pool:
         if self.progress is not None:
             self.progress.waited += seconds
 
-    def resume(
-        self, shared_seed: int | None, draw: Callable[[], Any], account: Account | None
-    ) -> None:
+    def resume(self, seeds: EpochSeeds, draw: Callable[[], Any], account: Account | None) -> None:
         """Begin another epoch on the same workers."""
         self.check_owner()
         with self._undivided():
             self._check()
-            self.supervisor.epoch = Epoch(shared_seed, account)
-            self.supervisor.tell(ev.EpochBegan(shared_seed))
+            self.supervisor.epoch = Epoch(account)
+            self.supervisor.tell(ev.EpochBegan(seeds))
             self._draw(draw)
 
     def fill(self, draw: Callable[[], Any], account: Account | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,14 +10,24 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from holdfast.autopsy.blackbox import NoRecorder
+from holdfast.engine.epoch import EpochCounter
 from holdfast.engine.stats import Stats
 from holdfast.errors import TooManyBadSamples, WorkerError
 from holdfast.options import Settings
-from holdfast.private_names import SingleProcessDataLoaderIter, pin
+from holdfast.private_names import (
+    BaseDataLoaderIter,
+    IterDataPipe,
+    MapDataPipe,
+    SingleProcessDataLoaderIter,
+    apply_sharding,
+    pin,
+)
 from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker import loaded_state
+from holdfast.worker.fetch import IterableFetcher, MapFetcher
+from holdfast.worker.sample_seeding import SampleSeeds
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -32,32 +43,66 @@ class SerialIterator(SingleProcessDataLoaderIter):
     With a policy for bad samples the fetcher is ours. There is no net here for samples that kill.
     """
 
-    def __init__(self, loader: Any, options: Settings, stats: Stats, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        options: Settings,
+        stats: Stats,
+        ledger: Ledger,
+        epochs: EpochCounter,
+    ) -> None:
         loaded_state.take_back(loader.dataset)
-        super().__init__(loader)
+        seeds = epochs.begin(loader, options).samples
+        self._seeds = None if seeds is None else SampleSeeds(*seeds)
+        if self._seeds is None:
+            super().__init__(loader)
+        else:  # torch's own would call iter(dataset), which may draw from the trainer's generators
+            BaseDataLoaderIter.__init__(self, loader)
+            if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+                apply_sharding(self._dataset, self._world_size, self._rank)
         self._stats = stats
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._number = 0
         self._account = open_account(self, options, ledger)
         self._careful: TolerantMapFetcher | TolerantIterableFetcher | None = None
-        if options.policy is not None:
-            self._careful = self._careful_fetcher(options.policy)
+        with self._borrowed_generators():
+            if options.policy is not None:
+                self._careful = self._careful_fetcher(options.policy)
+            elif self._seeds is not None:
+                self._dataset_fetcher = self._seeding_fetcher()
         stats.epochs += 1
 
-    def _careful_fetcher(self, policy: Policy) -> TolerantMapFetcher | TolerantIterableFetcher:
-        common: dict[str, Any] = {
+    def _borrowed_generators(self) -> contextlib.AbstractContextManager[None]:
+        """With seeding="sample", samples leave the trainer's random state as it was."""
+        seeds = self._seeds
+        return contextlib.nullcontext() if seeds is None else seeds.borrowed_generators()
+
+    def _seeding_fetcher(self) -> MapFetcher | IterableFetcher:
+        kind = IterableFetcher if isinstance(self._dataset, IterableDataset) else MapFetcher
+        return kind(self._dataset, **self._for_fetcher())
+
+    def _for_fetcher(self) -> dict[str, Any]:
+        return {
             "auto_collation": self._auto_collation,
             "collate_fn": self._collate_fn,
             "drop_last": self._drop_last,
             "recorder": NoRecorder(),
             "arena": None,
             "faults": None,
+            "seeds": self._seeds,
+        }
+
+    def _careful_fetcher(self, policy: Policy) -> TolerantMapFetcher | TolerantIterableFetcher:
+        common: dict[str, Any] = {
+            **self._for_fetcher(),
             "policy": policy,
             "worker_id": None,
             "catch": Exception,
         }
         if isinstance(self._dataset, IterableDataset):
-            iterator = self._dataset_fetcher.dataset_iter  # torch's has begun already
+            iterator = None
+            if self._seeds is None:  # torch's has begun already
+                iterator = self._dataset_fetcher.dataset_iter
             return TolerantIterableFetcher(self._dataset, iterator=iterator, **common)
         return TolerantMapFetcher(self._dataset, more=self._look_further, **common)
 
@@ -78,7 +123,12 @@ class SerialIterator(SingleProcessDataLoaderIter):
             return self._next_careful_or_stop(self._careful)
         index: Any = self._next_index()  # type: ignore[no-untyped-call]
         try:
-            data = self._dataset_fetcher.fetch(index)
+            if self._seeds is None:
+                data = self._dataset_fetcher.fetch(index)
+            else:
+                with self._seeds.borrowed_generators():
+                    data = self._dataset_fetcher.fetch(self._number, index)
+                self._number += 1
         except StopIteration as stop:
             if isinstance(self._dataset, IterableDataset):
                 raise
@@ -112,7 +162,9 @@ class SerialIterator(SingleProcessDataLoaderIter):
             number = self._number
             self._number += 1
             try:
-                data = fetcher.fetch(number, index, account.hints_for(number, keys))
+                hints = account.hints_for(number, keys)
+                with self._borrowed_generators():
+                    data = fetcher.fetch(number, index, hints)
             except StopIteration as stop:
                 account.record_and_judge(len(fetcher.reports), fetcher.reports)
                 if not isinstance(self._dataset, IterableDataset):

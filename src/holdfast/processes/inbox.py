@@ -109,7 +109,7 @@ class Inbox:
             return ev.ReplicaEnded(worker, slot.generation, number)
         assert kind == protocol.RESUMED, kind
         begun = slot.resumptions.popleft()
-        slot.progress.resumed(message[content:], begun.seed)
+        slot.progress.resumed(message[content:], begun.seeds)
         slot.epoch = begun.epoch
         return ev.Resumed(worker, slot.generation)
 

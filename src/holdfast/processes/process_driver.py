@@ -65,7 +65,7 @@ class ProcessDriver:
         self.kept = self.resources.kept
         self._slots = self.resources.slots
         for slot in self._slots:
-            slot.progress.seed = options.shared_seed
+            slot.progress.seeds = options.seeds
         self._options = options
         self._auxiliary = AuxiliaryProcesses(self.resources, options.workers, options.stall_timeout)
         self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
@@ -115,7 +115,7 @@ class ProcessDriver:
             one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
         else:
             slot.resumptions.append(item)
-            one = ("resume", 0, item.seed)
+            one = ("resume", 0, item.seeds)
         orders = self._orders.get(worker)
         if orders is None or orders[0] is not slot.channel:  # else it is for a process before it
             self._orders[worker] = slot.channel, [one]

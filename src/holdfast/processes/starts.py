@@ -105,7 +105,7 @@ class Starts:
         setup = Setup(
             worker=worker,
             generation=slot.generation,
-            shared_seed=slot.progress.seed,
+            seeds=slot.progress.seeds,
             held=(),
             answered=0,
             epochs_done=0,
@@ -152,7 +152,7 @@ class Starts:
         return Setup(
             worker=worker,
             generation=order.generation,
-            shared_seed=progress.seed,
+            seeds=progress.seeds,
             held=(),
             answered=order.answered,
             epochs_done=order.epochs_done,

@@ -63,6 +63,7 @@ from holdfast.worker.exceptions import Failure, describe
 from holdfast.worker.faults import Faults
 from holdfast.worker.housekeeping import Housekeeper
 from holdfast.worker.items import Worker
+from holdfast.worker.sample_seeding import NO_SEEDS
 
 __all__ = ["run"]
 
@@ -92,7 +93,7 @@ def warm_up(parent: int) -> None:
     setup = Setup(
         worker=0,
         generation=0,
-        shared_seed=None,
+        seeds=NO_SEEDS,
         answered=0,
         epochs_done=0,
         batches_done=0,

@@ -12,13 +12,14 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset, default_collate, default_convert
 
 from holdfast.autopsy.blackbox import COLLATE, FETCH
 from holdfast.autopsy.tally import SampleWatch
 from holdfast.transport.arena import Arena
 from holdfast.transport.collate import Placement, stacks
 from holdfast.worker.faults import Faults
+from holdfast.worker.sample_seeding import SampleSeeds, SeededItems, first_key
 
 __all__ = ["SELDOM", "Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
@@ -38,8 +39,14 @@ class Fetcher:
         recorder: Any,  # a `Recorder`, or a `NoRecorder`
         arena: Arena | None,
         faults: Faults | None,
+        seeds: SampleSeeds | None = None,  # with seeding="sample"
     ) -> None:
         self.dataset = dataset
+        self.seeds = seeds
+        # What samples are loaded from.
+        self.source: Any = dataset if seeds is None else SeededItems(dataset, seeds)
+        self._draws_in_collate = collate_fn not in (default_collate, default_convert)
+        self._batch_key: Any = None  # of this batch, for the seeds of its collation
         self.auto_collation = auto_collation
         self.collate_fn = collate_fn
         self.drop_last = drop_last
@@ -64,10 +71,15 @@ class Fetcher:
         self.recorder.note(task, -1, COLLATE)
         if self.faults:
             self.faults.strike("before-collate", task)
+        if self.seeds is not None and self._draws_in_collate:
+            self._seed_collation(self.seeds)
         batch = self.collate_fn(data)
         if self.faults:
             self.faults.strike("after-collate", task)
         return batch
+
+    def _seed_collation(self, seeds: SampleSeeds) -> None:
+        seeds.for_batch(self._batch_key)
 
     def _placement(self, index: Any) -> Placement | None:
         if self.arena is None:
@@ -95,7 +107,8 @@ class Fetcher:
             "(tensor.clone(), array.copy()), and it is the same everywhere.",
         )
 
-    def _begin(self, task: int) -> None:
+    def _begin(self, task: int, key: Any = None) -> None:
+        self._batch_key = key
         self.step = "fetch"
         watch = self.recorder.watch
         self.watch = watch if watch is not None and watch.due() else None
@@ -119,12 +132,12 @@ class MapFetcher(Fetcher):
     """For datasets with ``__getitem__``."""
 
     def fetch(self, task: int, index: Any) -> Any:
-        self._begin(task)
+        self._begin(task, self._key_of_batch(index))
         if not self.auto_collation:
             self.recorder.note(task, 0, FETCH)
-            data = self.dataset[index]
+            data = self.source[index]
         elif makes_batches(self.dataset):
-            data = self.dataset.__getitems__(index)
+            data = self.source.__getitems__(index)
         else:
             placement = self._placement(index)  # must live until its rows are collated
             data = self._one_by_one(index, placement)
@@ -135,26 +148,31 @@ class MapFetcher(Fetcher):
         samples of the batch."""
         self.recorder.note(task, -1 if position is None else position, FETCH)
         if not self.auto_collation:
-            self.dataset[index]
+            self.source[index]
         elif position is not None:
-            self.dataset[list(index)[position]]
+            self.source[list(index)[position]]
         elif makes_batches(self.dataset):
-            self.dataset.__getitems__(index)
+            self.source.__getitems__(index)
         else:
             for key in index:
-                self.dataset[key]
+                self.source[key]
+
+    def _key_of_batch(self, index: Any) -> Any:
+        if self.seeds is None:
+            return None
+        return first_key(index) if self.auto_collation else index
 
     def _one_by_one(self, index: Any, placement: Placement | None) -> list[Any]:
         if self.watch is not None:
             return self._one_by_one_measured(index, placement, self.watch)
         data: list[Any] = []
-        cell, dataset, until_tidy = self.recorder.cell, self.dataset, self._until_tidy
+        cell, source, until_tidy = self.recorder.cell, self.source, self._until_tidy
         keys = enumerate(index)
         if placement is not None:
             # No variable may hold a sample here: the next sample is to reuse its memory.
             for position, key in keys:
                 cell[0] = position
-                data.append(placement.place(dataset[key]))
+                data.append(placement.place(source[key]))
                 until_tidy -= 1
                 if not until_tidy:
                     until_tidy = self.tidy()
@@ -163,7 +181,7 @@ class MapFetcher(Fetcher):
                     break
         for position, key in keys:
             cell[0] = position
-            data.append(dataset[key])
+            data.append(source[key])
             until_tidy -= 1
             if not until_tidy:
                 until_tidy = self.tidy()
@@ -177,7 +195,7 @@ class MapFetcher(Fetcher):
         for position, key in enumerate(index):
             self.recorder.cell[0] = position
             began = monotonic()
-            sample = self.dataset[key]
+            sample = self.source[key]
             watch.add(key, monotonic() - began, sample)
             if placement is not None:
                 sample = placement.place(sample)
@@ -199,7 +217,12 @@ class IterableFetcher(Fetcher):
         self, dataset: Any, *, iterator: Iterator[Any] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(dataset, **kwargs)
+        if self.seeds is not None:
+            self.seeds.begin_stream()
         self.iterator: Iterator[Any] = iter(dataset) if iterator is None else iterator
+        # The next element of a stream; from its own random state with seeding="sample".
+        self.draw: Callable[[Iterator[Any]], Any]
+        self.draw = next if self.seeds is None else self._seed_and_draw
         self.ended = False
         self.ahead: list[Any] = []  # elements read ahead, to replace bad ones
         self.made = 0  # batches it was asked for
@@ -208,18 +231,18 @@ class IterableFetcher(Fetcher):
         self.made += 1
         if self.ended:
             raise StopIteration
-        self._begin(task)
+        self._begin(task, self.position)
         if not self.auto_collation:
             self.recorder.note(task, 0, FETCH)
-            return self._collate(task, next(self.iterator))
+            return self._collate(task, self.draw(self.iterator))
         data = []
-        cell = self.recorder.cell
+        cell, iterator = self.recorder.cell, self.iterator
         placement = self._placement(index)
-        draw: Callable[[], Any] = partial(next, self.iterator)
+        draw = plain = partial(self.draw, iterator)
         for position, _ in enumerate(index):
             cell[0] = position
             if self.watch is not None:
-                draw = partial(self.watch.draw, self.iterator, self.made - 1, position)
+                draw = partial(self.watch.draw, plain, self.made - 1, position)
             try:
                 if placement is None:
                     data.append(draw())
@@ -236,6 +259,21 @@ class IterableFetcher(Fetcher):
         if not data or (self.drop_last and len(data) < len(index)):
             raise StopIteration
         return self._collate(task, data)
+
+    # -- seeding="sample" ------------------------------------------------------------------
+
+    @property
+    def position(self) -> int | None:
+        """Of the next element, if it is counted."""
+        return None if self.seeds is None else self.seeds.position
+
+    def _seed_and_draw(self, iterator: Iterator[Any]) -> Any:
+        assert self.seeds is not None
+        self.seeds.for_element()
+        return next(iterator)
+
+    def _seed_collation(self, seeds: SampleSeeds) -> None:
+        seeds.for_batch_of_stream(self._batch_key)
 
 
 def state_of(part: Any) -> Any:

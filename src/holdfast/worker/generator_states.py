@@ -5,7 +5,8 @@ longer than a small sample (125 µs for a Mersenne twister of NumPy's, 30 µs fo
 NumPy publishes the address of a bit generator's state, that of ``random.Random`` follows the
 object's header, and where a ``RandomState`` keeps its second Gaussian is found by drawing one. Each
 of these places is compared with the public getter once for each class and process. If they differ
-(another interpreter, another NumPy) the getters are used. States are restored by the public setters
+(another interpreter, another NumPy) the getters are used. The Mersenne twisters of ``random`` and
+``RandomState`` are written where they were read; other states are restored by the public setters,
 where there is one.
 
 No code of the user's runs: for subclasses the methods of the base class are called.
@@ -28,7 +29,7 @@ import torch
 
 from holdfast.introspection.attributes import dict_of, is_a
 
-__all__ = ["GENERATORS", "State", "global_states", "state_of"]
+__all__ = ["GENERATORS", "State", "global_states", "state_of", "twister_setters"]
 
 _TWISTER = 624 * 4 + 4
 _PYTHONS: Any = random.getstate.__self__  # type: ignore[attr-defined]
@@ -38,6 +39,7 @@ _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _GAUSS: Final = struct.Struct("<Bd")
 _COUNT: Final = struct.Struct("<q")
 _NO_GAUSS: Final = _GAUSS.pack(False, 0.0)
+_Set = Callable[["np.ndarray[Any, np.dtype[np.uint32]]"], None]
 
 GENERATORS: Final = (
     np.random.Generator,
@@ -101,7 +103,17 @@ def _of_random(generator: random.Random) -> State:
 
 
 def _view(address: int, size: int) -> memoryview:
-    return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B").toreadonly()
+    return _memory(address, size).toreadonly()
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B")
+
+
+def twister_setters() -> tuple[_Set, _Set]:
+    """Functions that give ``random`` and ``numpy.random`` the state of these 624 words, none of
+    which is used up."""
+    return _python_setter(), _numpy_setter()
 
 
 # -- random ---------------------------------------------------------------------------------
@@ -139,11 +151,34 @@ class _Twister(_TwisterAsked):
 
     def __init__(self, generator: random.Random) -> None:
         super().__init__(generator)
-        self._twister = _view(id(generator) + object.__basicsize__, _TWISTER).tobytes
+        self._memory = _memory(id(generator) + object.__basicsize__, _TWISTER)
+        self._twister = self._memory.tobytes
 
     def read(self) -> bytes:
         gauss = self._attributes.get("gauss_next")
         return self._twister() + (_NO_GAUSS if gauss is None else _GAUSS.pack(True, gauss))
+
+    def write(self, raw: bytes) -> None:
+        has, gauss = _GAUSS.unpack_from(raw, _TWISTER)
+        self._memory[:] = raw[:_TWISTER]
+        self._attributes["gauss_next"] = gauss if has else None
+
+
+def _python_setter() -> _Set:
+    def ask(words: Any) -> None:
+        random.setstate((3, (*words.tolist(), 0), None))
+
+    if not _twister_lies_in():
+        return ask
+    memory = np.frombuffer(_memory(id(_PYTHONS) + object.__basicsize__, _TWISTER), np.uint32)
+    index, state = memory[:1], memory[1:]
+
+    def write(words: Any) -> None:
+        index[0] = 0
+        state[:] = words
+        _PYTHONS.gauss_next = None
+
+    return write
 
 
 @functools.cache
@@ -334,18 +369,15 @@ class _RandomState(_RandomStateAsked):
     def __init__(self, generator: np.random.RandomState, gauss_at: int) -> None:
         super().__init__(generator)
         self.kind = "numpy.random.RandomState (MT19937)"
-        self._bits = _Mt19937(_bits_of(generator))
-        self._twister = self._bits.memory.tobytes
-        self._gauss = _view(id(generator) + gauss_at, 16).tobytes
+        self._bits = _bits_of(generator)  # kept alive, for its memory
+        self._twister = _memory(self._bits.ctypes.state_address, _TWISTER)
+        self._gauss = _memory(id(generator) + gauss_at, 16)
 
     def read(self) -> bytes:
-        return self._gauss() + self._twister()
+        return self._gauss.tobytes() + self._twister.tobytes()
 
     def write(self, raw: bytes) -> None:
-        has, gauss = struct.unpack_from("<i4xd", raw)
-        state = self._bits._decoded(raw[16:])
-        state |= {"has_gauss": has, "gauss": gauss}
-        np.random.RandomState.set_state(self.subject, state)
+        self._gauss[:], self._twister[:] = raw[:16], raw[16 : 16 + _TWISTER]
 
 
 def _of_random_state(generator: np.random.RandomState) -> State:
@@ -354,6 +386,32 @@ def _of_random_state(generator: np.random.RandomState) -> State:
     if at is None or bits is not np.random.MT19937 or not _lies_in(bits):
         return _RandomStateAsked(generator)
     return _RandomState(generator, at)
+
+
+def _numpy_setter() -> _Set:
+    get_bits, bits, at = np.random.mtrand.get_bit_generator, _bits_of(_NUMPYS), _gauss_lies_at()
+
+    def ask(words: Any) -> None:
+        bits = get_bits()
+        state = type(bits)(np.random.SeedSequence(words[:8].tolist())).state
+        if type(bits) is np.random.MT19937:
+            state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 0}}
+        _NUMPYS.set_state({**state, "has_gauss": 0, "gauss": 0.0})
+
+    if at is None or type(bits) is not np.random.MT19937 or not _lies_in(np.random.MT19937):
+        return ask
+    memory = np.frombuffer(_memory(bits.ctypes.state_address, _TWISTER), np.uint32)
+    state, position = memory[:624], memory[624:]
+    gauss = np.frombuffer(_memory(id(_NUMPYS) + at, 16), np.uint32)
+
+    def write(words: Any) -> None:
+        if get_bits() is bits:
+            state[:] = words
+            position[0] = gauss[0] = 0
+        else:  # set_bit_generator()
+            ask(words)
+
+    return write
 
 
 @functools.cache

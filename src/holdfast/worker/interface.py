@@ -21,6 +21,7 @@ from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import Policy
 from holdfast.transport.arena import Arena
 from holdfast.worker.faults import Faults
+from holdfast.worker.sample_seeding import EpochSeeds
 
 __all__ = [
     "BATCH",
@@ -69,7 +70,7 @@ class WorkerSetup:
 
     worker: int
     generation: int
-    shared_seed: int | None
+    seeds: EpochSeeds
     answered: int
     epochs_done: int  # epochs the replica has been in before this one
     batches_done: int  # batches it has made in this one

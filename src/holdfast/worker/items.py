@@ -38,6 +38,7 @@ from holdfast.worker.interface import (
 )
 from holdfast.worker.pickling import find_unpicklable
 from holdfast.worker.replica import Replica
+from holdfast.worker.sample_seeding import EpochSeeds
 from holdfast.worker.stream_resumption import (
     StreamResumption,
     draw_and_drop,
@@ -238,7 +239,7 @@ class Worker:
             self.randomness.go_back(before)
         self.host.survived()
 
-    def _begin_epoch(self, seed: int | None) -> None:
+    def _begin_epoch(self, seeds: EpochSeeds) -> None:
         if self.host.faults:
             self.host.faults.strike("before-resume")
         self._exhausted = False
@@ -257,8 +258,7 @@ class Worker:
             resting = state_between_epochs(replica.dataset, self._remark_once)
         self.host.begin_epoch()
         try:
-            replica.seed_datapipe(seed)
-            replica.make_fetcher()
+            replica.begin_epoch(seeds)
         except BaseException as error:
             if replica.broken is None:
                 replica.fail(error)

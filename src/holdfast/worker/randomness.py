@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.private_names import numpy_seeds
-from holdfast.worker.generator_states import global_states
+from holdfast.worker.generator_states import State, global_states
 from holdfast.worker.generators import Generators, Own, Roots
 
 __all__ = ["OWN_AT", "Randomness", "Snapshot", "restore_in_process", "seed_worker"]
@@ -82,14 +82,18 @@ class Randomness:
     """Saves the random state of this process quickly, again and again.
 
     `roots` returns the objects, with their names, in which generators are searched for; `room` is
-    how many bytes there are for the states of these.
+    how many bytes there are for the states of these. `instead`: what is kept in place of the global
+    states, if those are set for each sample anyway (``seeding="sample"``).
     """
 
-    def __init__(self, roots: Roots = tuple, room: int = 1 << 20) -> None:
+    def __init__(
+        self, roots: Roots = tuple, room: int = 1 << 20, instead: list[State] | None = None
+    ) -> None:
         self.own = Generators(roots, room)
-        self._global = global_states()
+        self._instead = instead
+        self._global = global_states() if instead is None else instead
         self._bits = _numpy_bits()  # of numpy.random
-        self._last: list[bytes] = []  # the global states that were kept last
+        self._last: list[bytes] | None = None  # the global states that were kept last
         self._until_search, self._pause = 1, 1  # batches, until generators are searched for
         self._search_at = 0.0  # and when, by the clock
         self._searched = _JUST_NOW
@@ -137,7 +141,7 @@ class Randomness:
             keeper.still(number)
 
     def _read(self) -> list[bytes]:
-        if _numpy_bits() is not self._bits:  # set_bit_generator()
+        if _numpy_bits() is not self._bits and self._instead is None:  # set_bit_generator()
             self._global = global_states()
             self._bits = _numpy_bits()
         return [state.read() for state in self._global]
@@ -168,10 +172,10 @@ class Randomness:
         """Restore a state that was kept, in this or another process. If its `number` is given, what
         cannot be known about the dataset's own generators will be said."""
         searched, *sizes = _HEAD.unpack_from(saved)
-        if 0 in sizes:
+        if len(self._global) != len(sizes) - sizes.count(0):
             raise ValueError("not a saved random state")
         at = _HEAD.size
-        for state, size in zip(self._global, sizes, strict=True):
+        for state, size in zip(self._global, sizes, strict=False):
             state.write(saved[at : at + size])
             at += size
         own = saved[OWN_AT:]
@@ -192,7 +196,8 @@ class Randomness:
 
 
 def _head(searched: int, states: list[bytes]) -> bytes:
-    head = b"".join((_HEAD.pack(searched, *map(len, states)), *states))
+    sizes = [len(state) for state in states] + [0] * (3 - len(states))
+    head = b"".join((_HEAD.pack(searched, *sizes), *states))
     if len(head) > OWN_AT:
         raise ValueError(f"a random state of {len(head)} bytes does not fit the black box")
     return head

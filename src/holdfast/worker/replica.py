@@ -19,6 +19,7 @@ from holdfast.worker.exceptions import Failure, describe
 from holdfast.worker.fetch import IterableFetcher, MapFetcher
 from holdfast.worker.interface import Blueprint, Host, WorkerSetup
 from holdfast.worker.randomness import OWN_AT, Randomness, seed_worker
+from holdfast.worker.sample_seeding import EpochSeeds, SampleSeeds, kept_states
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
 
@@ -34,7 +35,10 @@ class Replica:
         self.host = host
         self.dataset = blueprint.dataset
         self.fetcher: MapFetcher | IterableFetcher | None = None
-        self.randomness = Randomness(self._roots, host.recorder.room - OWN_AT)
+        seeds = setup.seeds.samples
+        self.sample_seeds = None if seeds is None else SampleSeeds(*seeds, setup.worker)
+        instead = kept_states(self.sample_seeds, blueprint.iterable)
+        self.randomness = Randomness(self._roots, host.recorder.room - OWN_AT, instead)
         self.broken: Failure | None = None  # what went wrong in setting up
         self.broken_mark = NO_BATCH  # its fingerprint
         self._shared_rng = torch.Generator()
@@ -43,7 +47,7 @@ class Replica:
         """Be what torch's worker with this id would be."""
         worker, blueprint = self.setup.worker, self.blueprint
         seed = seed_worker(blueprint.base_seed, worker)
-        self.seed_datapipe(self.setup.shared_seed)
+        self.seed_datapipe(self.setup.seeds.shared)
         self.host.publish(
             new_worker_info(
                 id=worker, num_workers=blueprint.num_workers, seed=seed, dataset=self.dataset
@@ -52,6 +56,13 @@ class Replica:
         if blueprint.worker_init_fn is not None:
             blueprint.worker_init_fn(worker)
         self.randomness.begin(self.setup.answered)
+
+    def begin_epoch(self, seeds: EpochSeeds) -> None:
+        """Begin another epoch on the same worker."""
+        if self.sample_seeds is not None and seeds.samples is not None:
+            self.sample_seeds.begin_epoch(*seeds.samples)
+        self.seed_datapipe(seeds.shared)
+        self.make_fetcher()
 
     def seed_datapipe(self, seed: int | None) -> None:
         """Seed the dataset with the epoch's seed if it is a datapipe."""
@@ -89,6 +100,7 @@ class Replica:
             recorder=self.host.recorder,
             arena=self.host.arena,
             faults=self.host.faults,
+            seeds=self.sample_seeds,
         )
         self.fetcher.tidy = self.host.between_samples
         self.fetcher.remark = self.host.remark

@@ -185,7 +185,7 @@ class StreamResumption:
             replica.host.recorder.note(-1, -1, REPLAYING)
             draw_and_drop(lambda: iter(replica.dataset))
         if epochs:
-            replica.seed_datapipe(setup.shared_seed)  # the seed it had was for one iter() only
+            replica.seed_datapipe(setup.seeds.shared)  # the seed it had was for one iter() only
 
     def _compare(self) -> ResumptionResult:
         """Make again the delivered batches of which there are fingerprints, and drop them."""
@@ -259,7 +259,7 @@ class StreamResumption:
     def _first(self, random_state: bytes) -> int:
         """The fingerprint of the first sample of another epoch."""
         self._replica.host.recorder.note(-1, -1, REPLAYING)
-        self._replica.seed_datapipe(self._setup.shared_seed)
+        self._replica.seed_datapipe(self._setup.seeds.shared)
         self._replica.randomness.restore(random_state)
         samples = iter(self._replica.dataset)
         try:

@@ -45,11 +45,16 @@ class StreamStates:
     """Those of one dataset, in one epoch."""
 
     def __init__(
-        self, dataset: Any, catch: type[BaseException], random_state: Callable[[], Snapshot]
+        self,
+        dataset: Any,
+        catch: type[BaseException],
+        random_state: Callable[[], Snapshot],
+        draw: Callable[[Iterator[Any]], Any] = next,
     ) -> None:
         self._dataset = dataset
         self._catch = catch
         self._random_state = random_state
+        self._next = draw
         self._place = _Place(None, None)
 
     def now(self, iterator: Iterator[Any]) -> States | None:
@@ -146,7 +151,7 @@ class StreamStates:
 
     def _draw(self, iterator: Iterator[Any]) -> _Outcome:
         try:
-            return _GOOD, fingerprint(next(iterator))
+            return _GOOD, fingerprint(self._next(iterator))
         except StopIteration:
             return _END, NO_BATCH
         except self._catch as error:

@@ -10,7 +10,8 @@ It runs in the worker, where the samples are. `docs/corrupt-data.md` states the 
 - A sample that is known to be bad (it ended or stalled its worker, or is in the quarantine) is not
   loaded and draws nothing.
 - A substitute is loaded from a random state of its own, made from the seed, the epoch, the batch,
-  the position and its number, and leaves the state of the worker as it was.
+  the position and its number, and leaves the state of the worker as it was. With
+  ``seeding="sample"`` it has the random state that it has in its own place, too.
 - Bad samples are reported with the batch. A worker that dies before that has reported nothing: the
   batch is made again as a whole, which finds the same again.
 
@@ -41,6 +42,7 @@ from holdfast.transport.collate import Placement
 from holdfast.worker.exceptions import without_our_frames
 from holdfast.worker.fetch import Fetcher
 from holdfast.worker.randomness import Randomness, restore_in_process
+from holdfast.worker.sample_seeding import kept_states
 
 __all__ = ["DROPPED", "Batch", "Row", "TolerantFetcher", "Trouble"]
 
@@ -100,6 +102,8 @@ class CollateFault(NamedTuple):
 class TolerantFetcher(Fetcher):
     """What both kinds of dataset have in common."""
 
+    streams = False  # whether the dataset is an iterable one
+
     def __init__(
         self,
         dataset: Any,
@@ -117,7 +121,7 @@ class TolerantFetcher(Fetcher):
         self.reports: list[BadSample] = []
         self._text: bool | None = None  # whether samples are text, once one was seen
         if randomness is None:  # in the main process
-            randomness = Randomness(self._roots)
+            randomness = Randomness(self._roots, instead=kept_states(self.seeds, self.streams))
         self.randomness = randomness
         self._random_state = randomness.snapshot
 
@@ -133,7 +137,7 @@ class TolerantFetcher(Fetcher):
     @contextlib.contextmanager
     def _with_own_randomness(self, *seed: int) -> Iterator[None]:
         before = self._random_state()
-        if seed:
+        if seed and self.seeds is None:
             number = substitute.seed_for(*seed)
             random.seed(number)
             torch.default_generator.manual_seed(number)  # torch.manual_seed would seed GPUs too

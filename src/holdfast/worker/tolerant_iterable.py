@@ -9,6 +9,7 @@ the end of the data. An iterator that is no generator can be called again. A dat
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import random
@@ -31,6 +32,8 @@ NO_PROGRESS: Final = 16  # equal failures of an iterator in a row
 class TolerantIterableFetcher(TolerantFetcher, IterableFetcher):
     """For datasets with ``__iter__``."""
 
+    streams = True
+
     def __init__(self, dataset: Any, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)
         # About the failure just before; reset by the next good element.
@@ -38,7 +41,7 @@ class TolerantIterableFetcher(TolerantFetcher, IterableFetcher):
         self._repeated = 0
         self._state_then: bytes | None = None
         self._through_generator: BaseException | None = None
-        self._states = StreamStates(self.dataset, self.catch, self._random_state)
+        self._states = StreamStates(self.dataset, self.catch, self._random_state, self.draw)
         self._spare: Any = None  # a good element, if no other follows
         self.drawn = 0  # elements of the stream that the last batch took, good or bad
 
@@ -48,7 +51,7 @@ class TolerantIterableFetcher(TolerantFetcher, IterableFetcher):
         self.made += 1
         if self.ended:
             raise StopIteration
-        self._begin(task)
+        self._begin(task, self.position)
         if self._through_generator is None:
             self._states.remember(self.iterator, first=self.made == 1)
         else:
@@ -89,9 +92,10 @@ class TolerantIterableFetcher(TolerantFetcher, IterableFetcher):
         self.recorder.note(batch.task, position, FETCH)
         try:
             if self.watch is None:
-                sample = next(self.iterator)
+                sample = self.draw(self.iterator)
             else:
-                sample = self.watch.draw(self.iterator, self.made - 1, position)
+                plain = functools.partial(self.draw, self.iterator)
+                sample = self.watch.draw(plain, self.made - 1, position)
         except StopIteration:
             self._states.ended()
             if self._through_generator is None:

@@ -46,7 +46,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
     ) -> None:
         super().__init__(dataset, **kwargs)
         self._columns: bool | None = None  # whether ``__getitems__`` returns columns, if known
-        self._load: Callable[[Any], Any] = functools.partial(operator.getitem, dataset)
+        self._load: Callable[[Any], Any] = functools.partial(operator.getitem, self.source)
         has_no_single = getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__)
         if has_no_single and hasattr(dataset, "__getitems__"):
             self._load = self._load_of_many
@@ -54,7 +54,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
 
     def fetch(self, task: int, index: Any, hints: BatchHints | None = None) -> Any:
         self.reports = []
-        self._begin(task)
+        self._begin(task, self._key_of_batch(index))
         keys = list(index) if self.auto_collation else [index]
         batch = Batch(task, keys, hints or NOTHING, [], set(), set())
         if self.auto_collation and makes_batches(self.dataset):
@@ -165,7 +165,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
     # -- datasets that take many indices at once ------------------------------------------
 
     def _load_of_many(self, key: Any) -> Any:
-        made = self.dataset.__getitems__([key])
+        made = self.source.__getitems__([key])
         return made[0] if _are_rows(made, 1) else made
 
     def _of_many(self, batch: Batch) -> Any:
@@ -205,7 +205,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
     def _ask(self, batch: Batch, keys: list[Any]) -> Any:
         self.recorder.note(batch.task, -1, FETCH)
         try:
-            return self.dataset.__getitems__(keys)
+            return self.source.__getitems__(keys)
         except self.catch:  # the bad sample raises again when it is loaded alone
             return _FAILED
 
@@ -217,7 +217,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
         with self._with_own_randomness():
             self.recorder.note(batch.task, substitute.code(row.position, row.number), FETCH)
             try:
-                return not _are_rows(self.dataset.__getitems__([_key(batch, row)]), 1)
+                return not _are_rows(self.source.__getitems__([_key(batch, row)]), 1)
             except self.catch:  # then only single samples can be loaded
                 return None
 
@@ -238,7 +238,7 @@ class TolerantMapFetcher(TolerantFetcher, MapFetcher):
             restore_in_process(before)
             self.recorder.note(batch.task, -1, FETCH)
             try:
-                made = self.dataset.__getitems__(keys)
+                made = self.source.__getitems__(keys)
                 break
             except self.catch as error:
                 wait = self.policy.wait_before_retry(error, tries)

@@ -45,7 +45,7 @@ class Began(Event):
 class EpochBegan(Event):
     """Another epoch began on persistent workers."""
 
-    seed: int | None
+    seeds: Any = None  # for the workers
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ class Resumption:
     """The start of another epoch on a persistent worker."""
 
     epoch: int
-    seed: int | None
+    seeds: Any  # from `EpochBegan`
 
 
 Item = Task | Resumption | IsolationTest
