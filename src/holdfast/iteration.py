@@ -167,7 +167,7 @@ def new_iterator(
 def _process_iterator(
     loader: Any, state: Runtime, chosen: Settings, origin: LoaderIdentity
 ) -> ProcessIterator:
-    iterator = ProcessIterator(
+    return ProcessIterator(
         loader,
         chosen,
         state.stats,
@@ -181,9 +181,8 @@ def _process_iterator(
         origin,
         state.explained,
         state.epochs,
+        state.add,
     )
-    state.add(iterator)
-    return iterator
 
 
 def _logbook(

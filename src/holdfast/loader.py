@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from holdfast import iteration, option_sources, options, runtime
+from holdfast import broadcast, iteration, option_sources, options, runtime
 from holdfast.autopsy.incident import Incident
+from holdfast.broadcast import Change
 from holdfast.engine.continuation import Recovery
 from holdfast.options import MaxRestarts, Memory, Seeding
 from holdfast.private_names import BaseDataLoaderIter
@@ -187,6 +188,39 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         (3, 3)
         """
         return Report(self).stats()
+
+    # -- telling workers something ---------------------------------------------------------
+
+    def broadcast(self, change: Change) -> None:
+        """Change the dataset, in this process at once and in every worker between two batches:
+        ``{"image_size": 224}`` sets attributes, ``{"transform.strength": 0.5}`` attributes of
+        these, and a function is called with the dataset.
+
+        It holds for all batches whose indices are drawn after the call. With workers some batches
+        are drawn ahead: ``prefetch_factor * num_workers``, after a delivered batch. Replacements
+        and workers of later epochs have it too; every worker hears it once. An error in this
+        process is raised here, and nothing is sent; an error in a worker takes the place of its
+        next batch. With running workers the function has to be one that pickles.
+
+        >>> class Words:
+        ...     length = 3
+        ...     def __len__(self): return 4
+        ...     def __getitem__(self, key): return "abcdefgh"[: self.length]
+        >>> loader = DataLoader(Words(), num_workers=1, persistent_workers=True)
+        >>> [batch[0] for batch in loader]
+        ['abc', 'abc', 'abc', 'abc']
+        >>> loader.broadcast({"length": 5})
+        >>> [batch[0] for batch in loader]
+        ['abcde', 'abcde', 'abcde', 'abcde']
+        >>> loader.close()
+        """
+        broadcast.broadcast(self, change)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch(epoch)`` of the sampler, the batch sampler and the dataset, of those
+        that have it; of the dataset in every worker too, as `broadcast` does. With
+        ``seeding="sample"`` the next epoch has this number, and later ones those after it."""
+        broadcast.set_epoch(self, epoch)
 
     # -- iterating ------------------------------------------------------------------------
 

@@ -159,8 +159,7 @@ class Runtime:
 
     # -- pools and iterators --------------------------------------------------------------
 
-    def add(self, iterator: ProcessIterator) -> None:
-        pool = iterator._pool
+    def add(self, pool: Pool) -> None:
         self._close_all = close_all
         self._pools[id(pool)] = pool
         self._kept[id(pool.driver.kept)] = pool.driver.kept

@@ -78,6 +78,9 @@ class History(RuleBasedStateMachine):
         self.abandoned: set[int] = set()  # until another is started in its place
         self.heard: dict[int, list[tuple[int, int]]] = {w: [] for w in range(workers)}
         self.frozen: set[int] = set()
+        self.announced = 0
+        self.known: dict[tuple[int, int], int] = {}  # of each task: what was announced before it
+        self.told: dict[int, list[int]] = {}  # of each living worker: what it has heard
         self.acting = False
         self.caused: deque[ev.Event] = deque()
         self.due = 0
@@ -125,6 +128,7 @@ class History(RuleBasedStateMachine):
             self.outboxes[action.worker] = deque()
             self.frozen.discard(action.worker)
             assert action.answered == len(self.heard[action.worker])
+            self.told[action.worker] = [notice.change for notice in action.told]
         elif isinstance(action, ev.Dispatch):
             if action.worker in self.abandoned:
                 return  # its last answers are told before its exit; its replacement will be asked
@@ -148,6 +152,8 @@ class History(RuleBasedStateMachine):
     def draw(self) -> None:
         while self.due > 0:
             self.due -= 1
+            if self.sampler:
+                self.known[self.machine.epoch, self.sampler[0]] = self.announced
             self.tell(ev.Drawn(self.sampler.pop(0)) if self.sampler else ev.DRAINED)
 
     def die(self, worker: int, **how: bool) -> None:
@@ -204,6 +210,8 @@ class History(RuleBasedStateMachine):
         for _ in range(min(items, len(self.inboxes[worker]))):
             item = self.inboxes[worker].popleft()
             if isinstance(item, ev.Task):
+                # Each notice once, in order, and before exactly those tasks that came after it.
+                assert self.told[worker] == list(range(self.known[item.epoch, item.index]))
                 event: ev.Event = ev.BatchReady(
                     worker,
                     generation,
@@ -211,9 +219,17 @@ class History(RuleBasedStateMachine):
                     (item.epoch, item.index),
                     self.sizes[item.index % len(self.sizes)] or None,  # 0: an error
                 )
+            elif isinstance(item, ev.Notice):
+                self.told[worker].append(item.change)
+                event = ev.Told(worker, generation)
             else:
                 event = ev.Resumed(worker, generation)
             self.outboxes[worker].append(event)
+
+    @rule()
+    def something_is_announced(self) -> None:
+        self.tell(ev.Announced(self.announced))
+        self.announced += 1
 
     @rule(worker=st.integers(0, 3), count=st.integers(1, 5))
     def answers_arrive(self, worker: int, count: int) -> None:

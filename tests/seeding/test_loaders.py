@@ -36,6 +36,10 @@ def _expected() -> None:
     EXPECTED.update(samples(batches(Draws(24))[0]))
 
 
+def draw_at_start(worker: int) -> None:
+    drawn()
+
+
 LAYOUTS: list[dict[str, Any]] = [
     {"num_workers": 1},
     {"num_workers": 2, "shuffle": True},
@@ -44,12 +48,12 @@ LAYOUTS: list[dict[str, Any]] = [
     {"batch_size": None, "collate_fn": None, "shuffle": True},
     {"num_workers": 2, "on_bad_sample": "skip"},
     {"on_bad_sample": "replace"},
-    {"num_workers": 2, "worker_init_fn": lambda worker: drawn()},
+    {"num_workers": 2, "worker_init_fn": draw_at_start},
     {"num_workers": 2, "sampler": [np.int64(key) for key in range(24)]},
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=", ".join)
 def test_samples_are_the_same_however_the_work_is_divided(layout: dict[str, Any]) -> None:
     found = batches(Draws(24), **layout)[0]
     assert (dict(found) if layout.get("batch_size", 1) is None else samples(found)) == EXPECTED

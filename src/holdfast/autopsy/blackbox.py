@@ -20,12 +20,12 @@ memory file that it shares with the parent. It contains:
 All workers of a pool share one anonymous memory file: a region for each, and behind all regions, in
 the sparse part of the file, a place for each worker's `faulthandler` dump.
 
-Random states are numbered by how many items (tasks and epoch resumptions) the worker had answered
-when they were saved. State n+1 is written before answer n+1 is sent, and its number is written
-last. There are three slots, used in turn, so it overwrites neither state n nor state n-1. Whenever
-a SIGKILL comes, the state for the number of answers that the parent has received is complete, and
-so is the one before it, from which the last batch of a stream can be made again. If answer n+1 has
-not changed the state, only the range of slot n is extended to n+1.
+Random states are numbered by how many items (tasks, notices and epoch resumptions) the worker had
+answered when they were saved. State n+1 is written before answer n+1 is sent, and its number is
+written last. There are three slots, used in turn, so it overwrites neither state n nor state n-1.
+Whenever a SIGKILL comes, the state for the number of answers that the parent has received is
+complete, and so is the one before it, from which the last batch of a stream can be made again. If
+answer n+1 has not changed the state, only the range of slot n is extended to n+1.
 
 A slot has room for the states of many generators of the dataset. The unused part of it is a hole in
 the file: a worker without such generators takes 44 KiB. Where there are no memory files, and the
@@ -63,8 +63,8 @@ __all__ = [
     "keep_stderr_tail",
 ]
 
-STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop")
-BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP = range(len(STEPS))
+STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop", "broadcast")
+BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP, BROADCAST = range(len(STEPS))
 
 NAME = "holdfast-blackbox"
 NURSERY = "hf_nursery"

@@ -46,7 +46,7 @@ class Incident:
     """The place of that sample in its batch."""
     step: str
     """What it was doing: boot, start-up, fetch, transform (the part of fetch that its stack shows),
-    collate, send, replay, idle, stop."""
+    collate, send, replay, idle, stop, broadcast."""
     stack: str
     """Its Python stack, if it left one."""
     action: str
@@ -178,6 +178,7 @@ class Incident:
             "replay": " while catching up with its predecessor",
             "idle": " while it had nothing to do",
             "stop": " while it was stopping",
+            "broadcast": " while it was told something by loader.broadcast()",
         }
         return words.get(self.step, "")
 

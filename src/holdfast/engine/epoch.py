@@ -55,6 +55,7 @@ class EpochCounter:
     """Which epoch of a loader it is: each `iter` is the next one, unless `set_epoch` says so."""
 
     next: int = 0
+    told_midway: bool = False  # workers were told something while they were running
 
     def begin(self, loader: Any, options: Settings, shared: int | None = None) -> EpochSeeds:
         """The seeds of the epoch that begins."""

@@ -25,8 +25,14 @@ Tasks that wait for that are in one queue for all workers, so the batch that the
 is always in flight. In flight are the batches being made, each counted with the size of the largest
 batch so far, and the batches that have arrived and are not unpacked yet.
 
-A worker answers *items* one after the other: tasks, and resumptions (the start of another epoch on
-persistent workers). Isolation tests come between them and do not affect later items.
+A worker answers *items* one after the other: tasks, resumptions (the start of another epoch on
+persistent workers), and notices (what all workers are told). Isolation tests come between them and
+do not affect later items.
+
+A notice comes after all tasks that were drawn before it was announced, and before all others, in
+every seat. A seat keeps the notices that were heard in it: its next process is told them again, in
+their order and at their places, before it gets the items that were not answered. So every process
+hears each of them once.
 
 Small batches that follow each other quickly (`Hurried`) are made further ahead than ``prefetch``,
 where that makes no visible difference: map-style data, in order, with workers that are not kept for
@@ -44,6 +50,7 @@ from typing import Any, Final, Literal
 from holdfast.engine.events import (
     END,
     Action,
+    Announced,
     BatchReady,
     Deliver,
     Delivery,
@@ -56,6 +63,8 @@ from holdfast.engine.events import (
     GaveUp,
     Hurried,
     Item,
+    Notice,
+    PastNotice,
     Position,
     ReplicaEnded,
     Resumed,
@@ -63,6 +72,7 @@ from holdfast.engine.events import (
     RoomChanged,
     Task,
     TaskState,
+    Told,
 )
 from holdfast.engine.seats import Seat, SeatState
 
@@ -105,7 +115,7 @@ class Flow(abc.ABC):
         """Bytes of batches that are being made, or have arrived and are not unpacked."""
         self.peak = 0
         """The largest value of `in_flight` so far."""
-        self.held_back: deque[Task | tuple[Seat, Resumption]] = deque()
+        self.held_back: deque[Task | tuple[Seat, Resumption | Notice]] = deque()
         """Tasks that wait for room in the budget, and what is queued behind them."""
         self._at_first = before_sizes_are_known
         self._making = 0  # tasks sent and not answered
@@ -176,6 +186,11 @@ class Flow(abc.ABC):
             seat.ended = False
             self.held_back.append((seat, Resumption(self.epoch, event.seeds)))
         return [Draw(self.limit)]
+
+    def _announce(self, event: Announced) -> Sequence[Action]:
+        notice = Notice(event.change)
+        self.held_back.extend((seat, notice) for seat in self.seats)
+        return NO_ACTIONS
 
     # -- from the sampler to a worker -----------------------------------------------------
 
@@ -269,7 +284,7 @@ class Flow(abc.ABC):
             return True
         return not self.in_flight or self.in_flight + largest <= room
 
-    def _send(self, seat: Seat, item: Task | Resumption) -> Sequence[Action]:
+    def _send(self, seat: Seat, item: Task | Resumption | Notice) -> Sequence[Action]:
         seat.items.append(item)
         if isinstance(item, Task):
             item.state = _SENT
@@ -277,8 +292,8 @@ class Flow(abc.ABC):
             self._recount()
         if seat.state is _RUNNING or seat.alive:
             return (Dispatch(seat.id, item),)
-        if isinstance(item, Resumption) or seat.state is SeatState.PAUSED:
-            return NO_ACTIONS  # no process is started for a resumption alone, or during a pause
+        if not isinstance(item, Task) or seat.state is SeatState.PAUSED:
+            return NO_ACTIONS  # no process is started for another item alone, or during a pause
         return self._restart(seat) if self.failure is None else NO_ACTIONS
 
     def _send_held_back(self) -> list[Action]:
@@ -350,6 +365,9 @@ class Flow(abc.ABC):
             seat.clear_suspicion()
         if isinstance(item, Task):
             seat.batches_done += 1
+            seat.settled = len(seat.told)
+        elif isinstance(item, Notice):
+            seat.told.append(PastNotice(item.change, seat.epochs_done, seat.batches_done))
         else:
             assert isinstance(item, Resumption), item
             seat.epoch = item.epoch
@@ -357,6 +375,12 @@ class Flow(abc.ABC):
             seat.batches_done = 0
             seat.exhausted = False
         return item
+
+    def _told(self, event: Told) -> Sequence[Action]:
+        item = self._answered(self.seats[event.worker])
+        if not isinstance(item, Notice):
+            raise RuntimeError(f"a worker answered a notice; expected an answer to {item}")
+        return NO_ACTIONS
 
     def _resumed(self, event: Resumed) -> Sequence[Action]:
         self._answered(self.seats[event.worker])
@@ -370,9 +394,14 @@ class Flow(abc.ABC):
     def _close_replica(self, seat: Seat) -> Sequence[Action]:
         """Drop the tasks of a replica that has ended: its worker will not answer them."""
         seat.exhausted = True
-        while seat.items and isinstance(seat.items[0], Task):
-            seat.items.popleft()
-            self._making -= 1
+        notices: list[Item] = []  # which it does answer
+        while seat.items and isinstance(seat.items[0], (Task, Notice)):
+            item = seat.items.popleft()
+            if isinstance(item, Notice):
+                notices.append(item)
+            else:
+                self._making -= 1
+        seat.items.extendleft(reversed(notices))
         self._recount()
         if self.held_back:
             self.held_back = deque(one for one in self.held_back if not _is_of(one, seat))
@@ -429,6 +458,6 @@ class Flow(abc.ABC):
         self._recount()
 
 
-def _is_of(item: Task | tuple[Seat, Resumption], seat: Seat) -> bool:
+def _is_of(item: Task | tuple[Seat, Resumption | Notice], seat: Seat) -> bool:
     """Whether this is a task of this seat, in the epoch that its replica is in."""
     return isinstance(item, Task) and item.worker == seat.id and item.epoch == seat.epoch

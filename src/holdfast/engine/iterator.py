@@ -81,6 +81,7 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
         origin: LoaderIdentity,
         explained: set[Hashable],
         epochs: EpochCounter,
+        on_pool: Callable[[Pool], None],
     ) -> None:
         BaseDataLoaderIter.__init__(self, loader)
         self._epochs = epochs
@@ -122,6 +123,7 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
             not (_prefetch_given(loader) or iterable or self._persistent_workers)
             and loader.in_order
             and options.policy is None
+            and not epochs.told_midway  # from which batch on that holds must not depend on time
             and leaves_no_trace(self._index_sampler)
         )
         machine = Machine(
@@ -160,6 +162,7 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
                     may_hurry=deep,
                 )
                 self._pool.user = weakref.ref(self)
+                on_pool(self._pool)  # before the first draw, in which a sampler may tell workers
                 self._finalizer = weakref.finalize(self, self._pool.background.dismiss)
                 self._finalizer.atexit = False  # all pools are closed together then
                 self._pool.background.start()

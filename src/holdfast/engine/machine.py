@@ -18,6 +18,8 @@ What the machine promises (each has a property in ``tests/engine/test_machine.py
   the budget allows. Only a batch that is larger than the budget exceeds it, alone.
 - After a death the replacement gets exactly the items that the dead worker had not answered, in
   their order. An item whose answer was received is never sent again.
+- Every process hears each notice once, in the order in which they were announced, and between the
+  same tasks as every other process in its seat.
 - As long as workers may be replaced, the run can go on. When they may not be, the failure is
   delivered in place of the first missing batch.
 
@@ -110,6 +112,7 @@ class Machine(Flow):
         self._handlers: dict[type, Callable[[Any], Sequence[ev.Action]]] = {
             ev.Began: self._begin,
             ev.EpochBegan: self._begin_epoch,
+            ev.Announced: self._announce,
             ev.Drained: self._drain,
             ev.Hurried: self._hurry,
             ev.RoomChanged: self._change_room,
@@ -118,6 +121,7 @@ class Machine(Flow):
             ev.WorkerReady: self._worker_ready,
             ev.ReplicaEnded: self._replica_ended,
             ev.Resumed: self._resumed,
+            ev.Told: self._told,
             ev.Survived: self._survived,
             ev.WorkerExited: self._exited,
             ev.WorkerRefused: self._refused,
@@ -294,7 +298,8 @@ class Machine(Flow):
             return (ev.Stay(seat.id, seat.generation, for_good=True),)
         seat.rehearsed = True
         place = seat.answered, seat.epochs_done, seat.batches_done, seat.exhausted
-        return (ev.Rehearse(seat.id, seat.generation, *place, self._unfit),)
+        told = tuple(seat.told)
+        return (ev.Rehearse(seat.id, seat.generation, *place, self._unfit, told, seat.settled),)
 
     def _rehearsed(self, event: ev.Rehearsed) -> Sequence[ev.Action]:
         seat = self.seats[event.worker]
@@ -405,7 +410,7 @@ class Machine(Flow):
 
     def _needed(self, seat: Seat) -> bool:
         """Whether a worker in this seat has something to do, or may get something to do."""
-        return bool(seat.items) or self.persistent or not (seat.ended or self._drained)
+        return seat.has_work or self.persistent or not (seat.ended or self._drained)
 
     def _postpone_start(self, seat: Seat, failed: ev.Exit) -> None:
         """Repeat this start later, or give up after too many tries."""
@@ -433,7 +438,15 @@ class Machine(Flow):
             self.continued = seat.id
         self._become(seat, SeatState.STARTING)
         place = seat.answered, seat.epochs_done, seat.batches_done, seat.exhausted
-        start = ev.Start(seat.id, seat.generation, *place, self._unfit, bool(seat.suspect_exits))
+        start = ev.Start(
+            seat.id,
+            seat.generation,
+            *place,
+            self._unfit,
+            accused=bool(seat.suspect_exits),
+            told=tuple(seat.told),
+            settled=seat.settled,
+        )
         return [start, *(ev.Dispatch(seat.id, item) for item in seat.items)]
 
 

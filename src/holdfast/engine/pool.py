@@ -123,6 +123,7 @@ class Pool:
         self.lock = threading.RLock()
         self.broken: BaseException | None = None  # what closed it, if it was not asked for
         self._work = signals.Undivided(self._break)
+        self._announced: deque[bytes] = deque()  # not told to the machine yet
         self._wanted_ends: deque[tuple[int, int]] = deque()  # workers and their generations
         self._users_sampler = users_sampler
         self._may_hurry = may_hurry
@@ -363,6 +364,21 @@ class Pool:
             self.supervisor.tell(ev.EpochBegan(seeds))
             self._draw(draw)
 
+    def announce(self, change: bytes) -> None:
+        """Have every worker told this before the tasks that are drawn from now on."""
+        self.check_owner()
+        self._announced.append(change)
+        with self.lock:
+            if self._work.half_done:  # the sampler calls this: before the index it is asked for
+                return
+            with self._undivided():
+                if self.running:
+                    self._tell_announced()
+
+    def _tell_announced(self) -> None:
+        while self._announced:
+            self.supervisor.tell(ev.Announced(self._announced.popleft()))
+
     def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
         """Give the workers their first tasks."""
         with self._undivided():
@@ -389,6 +405,7 @@ class Pool:
                     index = draw()
             except StopIteration:
                 epoch.due -= 1
+                self._tell_announced()
                 supervisor.tell(ev.DRAINED)
             except BaseException as error:
                 epoch.sampler_error = repr(error)
@@ -400,6 +417,8 @@ class Pool:
                 epoch.sampler_error = None
                 index = copy_index(index)
                 keys = keys_of(index, self._auto_collation)
+                if self._announced:
+                    self._tell_announced()
                 if epoch.account is not None:
                     supervisor.hint_at(epoch.drawn, epoch.account.hints_for(epoch.drawn, keys))
                     epoch.drawn += 1
@@ -494,6 +513,11 @@ class Pool:
             worker, generation = self._wanted_ends.popleft()
             if self.background.stage is not CLOSED:
                 self.driver.terminate(worker, generation)
+
+    @property
+    def running(self) -> bool:
+        """Whether there are workers, or will be."""
+        return self.owner == os.getpid() and self.background.stage is OPEN
 
     @property
     def usable(self) -> bool:

@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from holdfast.engine.events import Exit, IsolationTest, Item, Task
+from holdfast.engine.events import Exit, IsolationTest, Item, Notice, PastNotice, Task
 
 __all__ = ["Parting", "Seat", "SeatState"]
 
@@ -81,6 +81,8 @@ class Seat:
     epoch: int = 0  # of its replica; the consumer may be in a later one
     epochs_done: int = 0
     batches_done: int = 0
+    told: list[PastNotice] = field(default_factory=list)  # notices that were heard in it
+    settled: int = 0  # after so many of these a task was answered
     rehearsed: bool = False  # it is too large, and a rehearsal for its replacement is under way
     failed_starts: int = 0  # exits of its own doing since it was last ready
     killed_starts: int = 0  # exits by a kill from outside since it was last ready
@@ -120,6 +122,11 @@ class Seat:
         if isinstance(head, IsolationTest):
             return head.task
         return head if isinstance(head, Task) else None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it was given something that a process is started for."""
+        return any(not isinstance(item, Notice) for item in self.items)
 
     @property
     def tries(self) -> int:

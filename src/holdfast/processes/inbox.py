@@ -107,6 +107,8 @@ class Inbox:
             self._supervisor.ended_with(slot.epoch, slot.reports)
             slot.reports, slot.samples = (), None
             return ev.ReplicaEnded(worker, slot.generation, number)
+        if kind == protocol.TOLD:
+            return ev.Told(worker, slot.generation)
         assert kind == protocol.RESUMED, kind
         begun = slot.resumptions.popleft()
         slot.progress.resumed(message[content:], begun.seeds)

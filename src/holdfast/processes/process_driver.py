@@ -113,6 +113,8 @@ class ProcessDriver:
         elif isinstance(item, ev.IsolationTest):
             task = item.task
             one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
+        elif isinstance(item, ev.Notice):
+            one = ("tell", 0, item.change)
         else:
             slot.resumptions.append(item)
             one = ("resume", 0, item.seeds)

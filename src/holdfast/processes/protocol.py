@@ -21,6 +21,7 @@ from holdfast.worker.interface import (
     ERROR,
     NOTHING_LEFT,
     RESUMED,
+    TOLD,
     Blueprint,
     WorkerSetup,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "SIZES",
     "SURVIVED",
     "TAKEN_UP",
+    "TOLD",
     "Blueprint",
     "Equipment",
     "Order",
@@ -99,13 +101,24 @@ class Equipment:
 # -- from the pool ------------------------------------------------------------------------
 
 Order = Literal[
-    "task", "briefed", "several", "trial", "resume", "released", "retire", "shrink", "ask", "stay"
+    "task",
+    "briefed",
+    "several",
+    "trial",
+    "resume",
+    "tell",
+    "released",
+    "retire",
+    "shrink",
+    "ask",
+    "stay",
 ]
 """What the worker is to do:
 
 - task: make a batch. briefed: the same, with hints on bad samples. several: several of these.
 - trial: load one sample alone (an isolation test).
 - resume: begin another epoch.
+- tell: hear a notice.
 - released: nothing, but blocks of its arena are free again.
 - retire: exit because of its size. ask: report that it is too large, and where it is. stay: go on,
   although it is too large.

@@ -102,6 +102,7 @@ class Starts:
         if not orders and not self._options.iterable:
             return False
         slot = self._resources.slots[worker]
+        told = self._supervisor.machine.seats[worker].told
         setup = Setup(
             worker=worker,
             generation=slot.generation,
@@ -116,6 +117,8 @@ class Starts:
             allowance=dataclasses.replace(self._options.allowance, private=nbytes),
             regions=self._resources.boxes.workers,
             probe=Probe(tuple(orders), batches),
+            told=tuple(told),
+            settled=len(told),
         )
         return self._auxiliary.begin(setup)
 
@@ -161,6 +164,8 @@ class Starts:
             random_state=random_state,
             epoch_state=progress.epoch_state,
             accused=isinstance(order, ev.Start) and order.accused,
+            told=order.told,
+            settled=order.settled,
             allowance=options.allowance,
             plan=plan,
             marks=options.iterable and options.recovery != "raise",

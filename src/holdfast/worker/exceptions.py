@@ -135,6 +135,11 @@ def _origin(
     ref = SampleRef(sample, position, batch, worker_id)
     if failure.step == "start-up":
         return ref, f"raised while worker {worker_id} was being set up"
+    if failure.step == "broadcast":
+        return (
+            ref,
+            f"raised by what loader.broadcast() told worker {worker_id}, before batch {batch}",
+        )
     if index is None or (keys is not None and all(one is None for one in keys)):  # a stream
         place = "" if position is None else f"sample {position} of "
         return ref, f"raised by {place}batch {batch} of worker {worker_id}"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from holdfast.autopsy.tally import SampleWatch
 from holdfast.engine.continuation import ResumptionPlan, ResumptionResult
+from holdfast.engine.events import PastNotice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import Policy
 from holdfast.transport.arena import Arena
@@ -29,6 +30,7 @@ __all__ = [
     "ERROR",
     "NOTHING_LEFT",
     "RESUMED",
+    "TOLD",
     "Blueprint",
     "Host",
     "Notes",
@@ -40,6 +42,7 @@ BATCH: Final = b"B"
 ERROR: Final = b"E"  # a `Failure`
 NOTHING_LEFT: Final = b"N"  # all samples of the batch were bad
 ENDED: Final = b"S"  # the replica of an iterable dataset has nothing more
+TOLD: Final = b"O"  # it has heard a notice
 RESUMED: Final = b"A"  # another epoch has begun: the random state at its beginning
 
 
@@ -77,6 +80,8 @@ class WorkerSetup:
     exhausted: bool
     random_state: bytes | None  # before the first item it will be asked for
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
+    told: tuple[PastNotice, ...] = ()  # what its predecessors were told
+    settled: int = 0  # after so many of these a batch was answered, with the error if one raised
     plan: ResumptionPlan | None = None  # how to take up a stream; None for a seat's first worker
     rehearsal: int | None = None  # it only tries to take up, growing by no more than these bytes
     marks: bool = False  # whether its batches leave fingerprints

@@ -1,9 +1,9 @@
 """Answering items: orders in, answers out, whatever kind of worker it is.
 
 A worker becomes what torch's worker with its id would be, takes up where its predecessor was, and
-then answers one item after the other: tasks, and the start of another epoch. Everything that can go
-wrong in the user's code is an answer and not the end of the worker: ``BaseException`` is caught,
-batches are encoded in the worker's own thread, and no item is left unanswered.
+then answers one item after the other: tasks, notices, and the start of another epoch. Everything
+that can go wrong in the user's code is an answer and not the end of the worker: ``BaseException``
+is caught, batches are encoded in the worker's own thread, and no item is left unanswered.
 
 What the worker runs in, a process for example, is its `Host`. It receives the orders and sends the
 answers.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from holdfast.autopsy.blackbox import SEND
+from holdfast.autopsy.blackbox import BROADCAST, SEND
 from holdfast.engine.continuation import TRUST, ResumptionResult
 from holdfast.samples.bad_sample import message_of
 from holdfast.samples.substitute import BatchHints
@@ -32,6 +32,7 @@ from holdfast.worker.interface import (
     ERROR,
     NOTHING_LEFT,
     RESUMED,
+    TOLD,
     Blueprint,
     Host,
     WorkerSetup,
@@ -102,6 +103,7 @@ class Worker:
             self.replica.make_fetcher()
         if result is not None and not self._continues(result):
             return False
+        self.replica.hear_past()
         if setup.random_state is not None:
             # Whether a stream continues where it was is shown by what it yields.
             number = None if self.blueprint.iterable else setup.answered
@@ -133,6 +135,10 @@ class Worker:
             self._test_alone(number, *content)
         elif kind == "resume":
             self._begin_epoch(content)
+        elif kind == "tell":
+            self.host.recorder.note(-1, -1, BROADCAST)
+            self.replica.hear(content)
+            self._answer(TOLD, 0, b"")
         else:
             raise AssertionError(f"an order that no worker knows: {kind!r}")
 
@@ -142,6 +148,11 @@ class Worker:
         replica = self.replica
         if replica.broken is not None:
             self._answer(ERROR, number, replica.broken, replica.broken_mark)
+            return
+        if replica.told_error is not None:
+            error, replica.told_error = replica.told_error, None
+            failure = describe(error, position=None, step="broadcast")
+            self._answer(ERROR, number, failure, fingerprint_of_error(error))
             return
         try:
             if self.randomness.own.waiting and not self.blueprint.iterable:
@@ -309,12 +320,12 @@ class Worker:
             wanted = self.setup.rests if kind is ENDED else self.setup.states
             if wanted and isinstance(fetcher, IterableFetcher):
                 state = state_now(self.replica.dataset, fetcher, self._remark_once)
-        if self._tolerant and kind is not RESUMED:
+        if self._tolerant and kind is not RESUMED and kind is not TOLD:
             self._report()
         if self.randomness.own.remarks:
             self._remark_on_generators()
         if kind is not BATCH:  # for a batch this was noted when its encoding began
-            host.recorder.note(-1 if kind is RESUMED else number, -1, SEND)
+            host.recorder.note(-1 if kind in (RESUMED, TOLD) else number, -1, SEND)
         host.answer(kind, number, content, mark, state)
 
     def _report(self) -> None:

@@ -7,6 +7,8 @@ To a dataset this is torch's worker with the same id: it has the same seeds, the
 from __future__ import annotations
 
 import functools
+import pickle
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +43,9 @@ class Replica:
         self.randomness = Randomness(self._roots, host.recorder.room - OWN_AT, instead)
         self.broken: Failure | None = None  # what went wrong in setting up
         self.broken_mark = NO_BATCH  # its fingerprint
+        self.told_error: BaseException | None = None
+        """What a notice raised; it takes the place of the next batch."""
+        self._past = deque(enumerate(setup.told))  # notices that are to be heard again
         self._shared_rng = torch.Generator()
 
     def become(self) -> None:
@@ -63,6 +68,30 @@ class Replica:
             self.sample_seeds.begin_epoch(*seeds.samples)
         self.seed_datapipe(seeds.shared)
         self.make_fetcher()
+
+    # -- notices --------------------------------------------------------------------------
+
+    def hear(self, change: bytes) -> None:
+        """Hear a notice. An error takes the place of the next batch."""
+        try:
+            pickle.loads(change)(self.dataset)
+        except BaseException as error:
+            self.told_error = error
+
+    def hear_past(self, before: tuple[int, int] | None = None, *, settle: bool = True) -> None:
+        """Hear again what the predecessors were told before this place: epochs in which a batch was
+        made, and batches of the next one. None: all of it. With `settle`, errors that were
+        delivered are dropped."""
+        while self._past:
+            number, notice = self._past[0]
+            if before is not None and (notice.epochs_done, notice.batches_done) >= before:
+                return
+            self._past.popleft()
+            self.hear(notice.change)
+            if settle and number < self.setup.settled:
+                self.told_error = None
+
+    # -- epochs ---------------------------------------------------------------------------
 
     def seed_datapipe(self, seed: int | None) -> None:
         """Seed the dataset with the epoch's seed if it is a datapipe."""

@@ -136,6 +136,8 @@ class StreamResumption:
         state = pickle.loads(plan.state)
         if state["dataset"] is None:
             self._pass_epochs(None)
+        # Those that came after the last batch are heard after it.
+        self._replica.hear_past((self._setup.epochs_done, plan.delivered))
         self._to_the_epochs_start()
         self._replica.make_fetcher(state)
         if plan.way != STATE:
@@ -150,6 +152,7 @@ class StreamResumption:
         if plan.way == REST and plan.state is not None:
             resting = pickle.loads(plan.state)["dataset"]
         self._pass_epochs(resting)
+        self._replica.hear_past((self._setup.epochs_done, 0))
         self._to_the_epochs_start()
         if self._setup.exhausted:
             return self._found()
@@ -181,7 +184,8 @@ class StreamResumption:
         if resting is not None:
             replica.dataset.load_state_dict(resting)
             epochs = 1
-        for _ in range(epochs):
+        for number in range(epochs):
+            replica.hear_past((number, 0))
             replica.host.recorder.note(-1, -1, REPLAYING)
             draw_and_drop(lambda: iter(replica.dataset))
         if epochs:
@@ -193,6 +197,7 @@ class StreamResumption:
         differs, different, raised = None, 0, None
         for number, expected in enumerate(self._marks, self._first_mark):
             self._replica.host.recorder.note(-1, -1, REPLAYING)
+            self._replica.hear_past((self._setup.epochs_done, number + 1), settle=False)
             mark, error = self._one_more()
             if error is not None and mark != expected and raised is None:
                 if plan.last and plan.attempts > 1:  # otherwise there is another way to try
@@ -229,6 +234,9 @@ class StreamResumption:
     def _one_more(self) -> tuple[int, BaseException | None]:
         """The fingerprint of the next batch, or of an exception, and that exception."""
         fetcher: Any = self._replica.fetcher
+        if self._replica.told_error is not None:
+            told, self._replica.told_error = self._replica.told_error, None
+            return fingerprint_of_error(told), told
         try:
             batch = fetcher.fetch(-1, self._replica.blueprint.batch_index)
         except StopIteration:
@@ -243,6 +251,7 @@ class StreamResumption:
         """Load the state and begin twice: the second time must not begin where the first did."""
         plan, setup = self._plan, self._setup
         assert plan.state is not None
+        self._replica.hear_past()
         own = pickle.loads(plan.state)["dataset"]
         unfit, raised = {PROBE}, None
         if own is not None:

@@ -5,7 +5,8 @@ Events are in the past tense (`consumer_events`, `worker_events`) and actions in
 machine when it is made. The decisions are in `engine.machine`, `engine.flow` and `engine.restarts`.
 
 Some fields are opaque: the machine takes them from an event, puts them into an action, and never
-reads them (`BatchReady.result`, `WorkerExited.evidence`, `Rehearsed.finding`, `EpochBegan.seeds`).
+reads them (`BatchReady.result`, `WorkerExited.evidence`, `Rehearsed.finding`, `EpochBegan.seeds`,
+`Announced.change`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.engine.events.tasks import Delivery, End, GaveUp, Item, Task
+from holdfast.engine.events.tasks import Delivery, End, GaveUp, Item, PastNotice, Task
 from holdfast.engine.events.worker_events import Rehearsed
 from holdfast.engine.events.worker_exits import Exit
 
@@ -126,6 +126,8 @@ class Start(WorkerAction):
     exhausted: bool  # its replica had ended
     unfit: frozenset[str] = frozenset()  # ways to continue a stream that have failed
     accused: bool = False  # it will load a sample that may have killed its predecessor
+    told: tuple[PastNotice, ...] = ()  # what this seat was told, to be told again in this order
+    settled: int = 0  # after so many of these a batch was answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class Rehearse(WorkerAction):
     batches_done: int
     exhausted: bool
     unfit: frozenset[str]
+    told: tuple[PastNotice, ...] = ()
+    settled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ __all__ = [
     "HURRIED",
     "STOPPED",
     "UNPACKED",
+    "Announced",
     "Asked",
     "Began",
     "Drained",
@@ -46,6 +47,13 @@ class EpochBegan(Event):
     """Another epoch began on persistent workers."""
 
     seeds: Any = None  # for the workers
+
+
+@dataclass(frozen=True, slots=True)
+class Announced(Event):
+    """Every worker is to be told this, before the tasks that are drawn from now on."""
+
+    change: Any
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ __all__ = [
     "GaveUp",
     "IsolationTest",
     "Item",
+    "Notice",
+    "PastNotice",
     "Poisoned",
     "Position",
     "Resumption",
@@ -73,7 +75,24 @@ class Resumption:
     seeds: Any  # from `EpochBegan`
 
 
-Item = Task | Resumption | IsolationTest
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that every worker is told between its tasks: see `loader.broadcast`."""
+
+    change: Any  # from `Announced`
+
+
+@dataclass(frozen=True, slots=True)
+class PastNotice:
+    """A notice that the worker in a seat was told, and when: after how many epochs in which its
+    replica made a batch, and how many batches of the epoch that it was in."""
+
+    change: Any
+    epochs_done: int
+    batches_done: int
+
+
+Item = Task | Resumption | IsolationTest | Notice
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ __all__ = [
     "Resumed",
     "ResumptionFailed",
     "Survived",
+    "Told",
     "WorkerEvent",
     "WorkerExited",
     "WorkerGrown",
@@ -60,6 +61,11 @@ class ReplicaEnded(WorkerEvent):
 @dataclass(frozen=True, slots=True)
 class Resumed(WorkerEvent):
     """The worker has begun another epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told(WorkerEvent):
+    """The worker has heard a notice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""Telling the dataset something, in the trainer and in all workers: ``loader.broadcast`` and
+``loader.set_epoch``.
+
+Each worker has a copy of the dataset of its own. A change in the trainer reaches workers that are
+started later, and no others. So a change is made in the trainer, at once, and sent to every worker
+that is running, as one of its items (`engine.flow`): after the batches that were drawn before, and
+before all others. Workers that are started later have it from the trainer's copy; replacements in a
+running pool, which are forked from an older copy, are told again what their predecessor was told.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import runtime
+from holdfast.worker.pickling import find_unpicklable
+
+__all__ = ["Change", "broadcast", "set_epoch"]
+
+Change = Mapping[str, Any] | Callable[[Any], object]
+"""Values of attributes by name, or a function of the dataset."""
+
+
+@dataclass(frozen=True)
+class _SetAttributes:
+    values: dict[str, Any]
+
+    def __call__(self, dataset: Any) -> None:
+        for path, value in self.values.items():
+            *owner, name = path.split(".")
+            setattr(functools.reduce(getattr, owner, dataset), name, value)
+
+
+@dataclass(frozen=True)
+class _SetEpoch:
+    epoch: int
+
+    def __call__(self, dataset: Any) -> None:
+        dataset.set_epoch(self.epoch)
+
+
+def broadcast(loader: Any, change: Change) -> None:
+    right = (
+        'it takes the values of attributes by name, such as {"image_size": 224} or '
+        '{"transform.strength": 0.5}, or a function of the dataset'
+    )
+    if isinstance(change, Mapping):
+        for name in change:
+            if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
+                raise ValueError(f"broadcast(): {name!r} is not the name of an attribute; {right}")
+        change = _SetAttributes(dict(change))
+    elif not callable(change):
+        raise TypeError(f"broadcast({change!r}): {right}")
+    _tell(loader, change, "broadcast()")
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    try:
+        epoch = operator.index(epoch)
+    except TypeError:
+        raise TypeError(f"set_epoch({epoch!r}): it takes a whole number, such as 3") from None
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    told: list[Any] = []
+    part: Any
+    for part in (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
+        if callable(getattr(part, "set_epoch", None)) and not any(one is part for one in told):
+            told.append(part)
+            part.set_epoch(epoch)
+    if callable(getattr(loader.dataset, "set_epoch", None)):
+        _tell(loader, _SetEpoch(epoch), "set_epoch()")
+    runtime.of(loader).epochs.next = epoch
+
+
+def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
+    state = runtime.of(loader)
+    state.settle()
+    if state.engine == "torch" and loader.num_workers > 0 and loader.persistent_workers:
+        raise RuntimeError(f"{what} does not reach torch's own workers: {state.why_torchs}")
+    pools = [pool for pool in state.pools() if pool.running]
+    pickled = _pickled(change, what) if pools else b""
+    change(loader.dataset)
+    for pool in pools:
+        pool.announce(pickled)
+        state.epochs.told_midway = True
+
+
+def _pickled(change: Callable[[Any], object], what: str) -> bytes:
+    """Pickled once, as it is now; whatever becomes of it later."""
+    try:
+        return pickle.dumps(change, 5)
+    except Exception as error:
+        given = change.values if isinstance(change, _SetAttributes) else change
+        path = find_unpicklable(given, "the argument") or "the argument"
+        raise TypeError(
+            f"{what} cannot send this to workers that are running: {path} cannot be pickled "
+            f"({error}). Nothing was changed. Use a function of a module, functools.partial of "
+            "one, or the values of attributes, in place of a lambda or a local function"
+        ) from error
