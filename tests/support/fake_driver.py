@@ -61,6 +61,7 @@ class Worker:
     exits: str = ""  # as what, when its time has come
     active: float = 0.0
     since: float = 0.0
+    heard: list[Any] = field(default_factory=list)  # what it was told
 
 
 class Nothing:
@@ -86,6 +87,8 @@ class FakeDriver:
     living: dict[int, Worker] = field(default_factory=dict)
     done: list[tuple[float, str, int]] = field(default_factory=list)  # when, what, to which worker
     urged: list[tuple[float, str, int]] = field(default_factory=list)
+    heard: dict[tuple[int, Any], list[Any]] = field(default_factory=dict)
+    """By epoch and index: what the worker had been told when it made the batch."""
     backlog: bool = False
     name: str = "fake"
     kept: Nothing = field(default_factory=Nothing)
@@ -110,8 +113,9 @@ class FakeDriver:
             self._exit(order.worker, order.generation, "start-failed", errno=errno.EAGAIN)
             return
         self.living[order.worker] = Worker(
-            order.generation, self.now + self.boot, active=self.now, since=self.now
-        )
+            order.generation, self.now + self.boot, active=self.now, since=self.now,
+            heard=[notice.change for notice in order.told],
+        )  # fmt: skip
 
     def send(self, worker: int, item: ev.Item, hint: Any) -> None:
         if worker in self.living:  # else its start has just failed
@@ -286,9 +290,13 @@ class FakeDriver:
         process.next = self.now if process.inbox else NEVER
         if isinstance(item, ev.Task):
             batch = FakeBatch((item.epoch, item.index), self.nbytes)
+            self.heard[batch.content] = [*process.heard]
             tell(ev.BatchReady(worker, generation, item.number, batch, self.nbytes))
         elif isinstance(item, ev.IsolationTest):
             tell(ev.Survived(worker, generation))
+        elif isinstance(item, ev.Notice):
+            process.heard.append(item.change)
+            tell(ev.Told(worker, generation))
         else:
             tell(ev.Resumed(worker, generation))
         return True

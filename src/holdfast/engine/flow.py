@@ -372,6 +372,7 @@ class Flow(abc.ABC):
             assert isinstance(item, Resumption), item
             seat.epoch = item.epoch
             seat.epochs_done += seat.batches_done > 0
+            seat.settled_earlier = seat.settled
             seat.batches_done = 0
             seat.exhausted = False
         return item

@@ -298,8 +298,8 @@ class Machine(Flow):
             return (ev.Stay(seat.id, seat.generation, for_good=True),)
         seat.rehearsed = True
         place = seat.answered, seat.epochs_done, seat.batches_done, seat.exhausted
-        told = tuple(seat.told)
-        return (ev.Rehearse(seat.id, seat.generation, *place, self._unfit, told, seat.settled),)
+        told = tuple(seat.told), seat.settled, seat.settled_earlier
+        return (ev.Rehearse(seat.id, seat.generation, *place, self._unfit, *told),)
 
     def _rehearsed(self, event: ev.Rehearsed) -> Sequence[ev.Action]:
         seat = self.seats[event.worker]
@@ -443,9 +443,10 @@ class Machine(Flow):
             seat.generation,
             *place,
             self._unfit,
-            accused=bool(seat.suspect_exits),
-            told=tuple(seat.told),
-            settled=seat.settled,
+            bool(seat.suspect_exits),
+            tuple(seat.told),
+            seat.settled,
+            seat.settled_earlier,
         )
         return [start, *(ev.Dispatch(seat.id, item) for item in seat.items)]
 

@@ -82,7 +82,8 @@ class Seat:
     epochs_done: int = 0
     batches_done: int = 0
     told: list[PastNotice] = field(default_factory=list)  # notices that were heard in it
-    settled: int = 0  # after so many of these a task was answered
+    settled: int = 0  # after so many of these a task was answered,
+    settled_earlier: int = 0  # and after so many before this epoch
     rehearsed: bool = False  # it is too large, and a rehearsal for its replacement is under way
     failed_starts: int = 0  # exits of its own doing since it was last ready
     killed_starts: int = 0  # exits by a kill from outside since it was last ready

@@ -166,6 +166,7 @@ class Starts:
             accused=isinstance(order, ev.Start) and order.accused,
             told=order.told,
             settled=order.settled,
+            settled_earlier=order.settled_earlier,
             allowance=options.allowance,
             plan=plan,
             marks=options.iterable and options.recovery != "raise",

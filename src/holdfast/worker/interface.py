@@ -81,7 +81,8 @@ class WorkerSetup:
     random_state: bytes | None  # before the first item it will be asked for
     epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
     told: tuple[PastNotice, ...] = ()  # what its predecessors were told
-    settled: int = 0  # after so many of these a batch was answered, with the error if one raised
+    settled: int = 0  # after so many of these a batch was answered, with the error if one raised,
+    settled_earlier: int = 0  # and after so many before this epoch
     plan: ResumptionPlan | None = None  # how to take up a stream; None for a seat's first worker
     rehearsal: int | None = None  # it only tries to take up, growing by no more than these bytes
     marks: bool = False  # whether its batches leave fingerprints

@@ -103,7 +103,7 @@ class Worker:
             self.replica.make_fetcher()
         if result is not None and not self._continues(result):
             return False
-        self.replica.hear_past()
+        self.replica.hear_past(None, setup.settled)
         if setup.random_state is not None:
             # Whether a stream continues where it was is shown by what it yields.
             number = None if self.blueprint.iterable else setup.answered

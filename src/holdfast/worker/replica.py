@@ -78,17 +78,17 @@ class Replica:
         except BaseException as error:
             self.told_error = error
 
-    def hear_past(self, before: tuple[int, int] | None = None, *, settle: bool = True) -> None:
+    def hear_past(self, before: tuple[int, int] | None, settled: int) -> None:
         """Hear again what the predecessors were told before this place: epochs in which a batch was
-        made, and batches of the next one. None: all of it. With `settle`, errors that were
-        delivered are dropped."""
+        made, and batches of the next one. None: all of it. The errors of the first `settled`
+        notices are dropped: they have been delivered."""
         while self._past:
             number, notice = self._past[0]
             if before is not None and (notice.epochs_done, notice.batches_done) >= before:
                 return
             self._past.popleft()
             self.hear(notice.change)
-            if settle and number < self.setup.settled:
+            if number < settled:
                 self.told_error = None
 
     # -- epochs ---------------------------------------------------------------------------

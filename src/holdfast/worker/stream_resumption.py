@@ -137,7 +137,7 @@ class StreamResumption:
         if state["dataset"] is None:
             self._pass_epochs(None)
         # Those that came after the last batch are heard after it.
-        self._replica.hear_past((self._setup.epochs_done, plan.delivered))
+        self._replica.hear_past((self._setup.epochs_done, plan.delivered), self._setup.settled)
         self._to_the_epochs_start()
         self._replica.make_fetcher(state)
         if plan.way != STATE:
@@ -152,7 +152,8 @@ class StreamResumption:
         if plan.way == REST and plan.state is not None:
             resting = pickle.loads(plan.state)["dataset"]
         self._pass_epochs(resting)
-        self._replica.hear_past((self._setup.epochs_done, 0))
+        # Errors that were delivered in this epoch come again.
+        self._replica.hear_past((self._setup.epochs_done, 0), self._setup.settled_earlier)
         self._to_the_epochs_start()
         if self._setup.exhausted:
             return self._found()
@@ -185,7 +186,7 @@ class StreamResumption:
             replica.dataset.load_state_dict(resting)
             epochs = 1
         for number in range(epochs):
-            replica.hear_past((number, 0))
+            replica.hear_past((number, 0), setup.settled_earlier)
             replica.host.recorder.note(-1, -1, REPLAYING)
             draw_and_drop(lambda: iter(replica.dataset))
         if epochs:
@@ -197,7 +198,7 @@ class StreamResumption:
         differs, different, raised = None, 0, None
         for number, expected in enumerate(self._marks, self._first_mark):
             self._replica.host.recorder.note(-1, -1, REPLAYING)
-            self._replica.hear_past((self._setup.epochs_done, number + 1), settle=False)
+            self._replica.hear_past((self._setup.epochs_done, number + 1), 0)
             mark, error = self._one_more()
             if error is not None and mark != expected and raised is None:
                 if plan.last and plan.attempts > 1:  # otherwise there is another way to try
@@ -251,7 +252,7 @@ class StreamResumption:
         """Load the state and begin twice: the second time must not begin where the first did."""
         plan, setup = self._plan, self._setup
         assert plan.state is not None
-        self._replica.hear_past()
+        self._replica.hear_past(None, setup.settled)
         own = pickle.loads(plan.state)["dataset"]
         unfit, raised = {PROBE}, None
         if own is not None:

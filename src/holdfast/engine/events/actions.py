@@ -127,7 +127,8 @@ class Start(WorkerAction):
     unfit: frozenset[str] = frozenset()  # ways to continue a stream that have failed
     accused: bool = False  # it will load a sample that may have killed its predecessor
     told: tuple[PastNotice, ...] = ()  # what this seat was told, to be told again in this order
-    settled: int = 0  # after so many of these a batch was answered
+    settled: int = 0  # after so many of these a batch was answered,
+    settled_earlier: int = 0  # and after so many before this epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class Rehearse(WorkerAction):
     unfit: frozenset[str]
     told: tuple[PastNotice, ...] = ()
     settled: int = 0
+    settled_earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
