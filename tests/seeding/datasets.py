@@ -71,6 +71,28 @@ class Stream(IterableDataset[Any]):
             yield key, drawn()
 
 
+class BadElement(IterableDataset[Any]):
+    """A generator that raises in the middle, and can be continued from its state."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+    def __iter__(self) -> Iterator[Any]:
+        first, self.next = self.next, 0
+        for key in range(first, 20):
+            self.next = key + 1
+            if key == 9:
+                raise ValueError("bad")
+            yield key, drawn()
+        self.next = 0
+
+
 def as_is(samples: list[Any]) -> list[Any]:
     return samples
 

@@ -11,7 +11,16 @@ import torch
 from torch.utils.data import get_worker_info
 
 from holdfast import DataLoader
-from tests.seeding.datasets import Draws, DrawsAtOnce, Stream, Temporary, as_is, drawn, noisy
+from tests.seeding.datasets import (
+    BadElement,
+    Draws,
+    DrawsAtOnce,
+    Stream,
+    Temporary,
+    as_is,
+    drawn,
+    noisy,
+)
 
 KILLS = "before-fetch:SIGKILL@worker=0,task=2;after-fetch:SIGKILL@worker=1,task=1;before-send:exit=3@task=6"
 
@@ -239,6 +248,13 @@ def test_a_stream_is_the_same_without_workers_and_with_one(policy: str) -> None:
         batches(Stream(20), epochs=2, num_workers=1, on_bad_sample=policy, collate_fn=noisy) == ones
     )
     assert ones[0] != ones[1]
+
+
+def test_a_stream_is_the_same_after_a_bad_element() -> None:
+    """Whether its states are exact is tried with the seeds of the elements that are drawn again."""
+    found = samples(batches(BadElement(), on_bad_sample="skip")[0])
+    assert found == samples(batches(BadElement(), num_workers=1, on_bad_sample="skip")[0])
+    assert set(found) == set(range(20)) - {9}
 
 
 @pytest.mark.faults
