@@ -244,3 +244,12 @@ def test_it_is_the_same_with_every_start_method(method: str) -> None:
             loader, after={3: Hear("a"), 8: {"part.strength": 1}, 9: Hear("b")}, kill={9: 0}
         )
         assert found == expected(20, (7, "a"), (13, "b"))
+
+
+def test_a_logbook_counts_the_time_it_takes(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "logbook": tmp_path}
+    with loader_of(Told(3), **arguments) as loader:
+        list(loader)
+        loader.broadcast(Hear("a"))
+        assert words(loader, after={}) == expected(3, (0, "a"))
+        assert loader.incidents == []
