@@ -141,7 +141,7 @@ def new_iterator(
     if loader.num_workers == 0 and chosen.policy is None and chosen.logbook is None:
         # There is nothing that could be told of it: its name is not needed.
         state.engine, state.logbook, state.ledger.logbook = "holdfast", None, None
-        return SerialIterator(loader, chosen, state.stats, state.ledger)
+        return SerialIterator(loader, chosen, state.stats, state.ledger, state.epochs)
     name, rank = chosen.name or name_of(loader.dataset), find_rank()
     origin = LoaderIdentity(name, rank.told)
     logbook = _logbook(loader, state, chosen.logbook, rank.number, name, values)
