@@ -45,7 +45,7 @@ test-all: $(VENV)/.has-test
 	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report' $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup -m 'frameworks and not slow' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadscope -m 'frameworks and not slow' $(PYTEST_ARGS)
 
 test-report: $(VENV)/.has-report
 	$(RUN) -m pytest -m report tests/run_report $(PYTEST_ARGS)

@@ -68,8 +68,11 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast")
-def main() -> None:
+@click.option("--local_rank", "--local-rank", hidden=True)
+@click.pass_context
+def main(context: click.Context, local_rank: str | None) -> None:
     """Find out why data loading failed, and what to do now."""
+    context.obj = local_rank  # DeepSpeed's launcher puts it before our verb: `run` passes it on
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
+from holdfast.takeover import bootstrap
+
 __all__ = [
     "PARTS",
     "BaseDataLoaderIter",
@@ -131,7 +133,7 @@ _ATTRIBUTES = (
 
 
 def _has_all_attributes(kind: Any) -> bool:
-    with torch.device("cpu"):  # whatever the user's default is
+    with torch.device("cpu"), bootstrap.paused():  # whatever the user's default is
         numbers: Any = [0]
         iterator = kind(dataloader.DataLoader(numbers, generator=torch.Generator()))
     gone = [name for name in _ATTRIBUTES if not hasattr(iterator, name)]

@@ -1,18 +1,17 @@
 """Every package that people train with: workers are killed, one sample is corrupt, and the weights are those of an
-undisturbed run on torch, bit for bit. Nothing is left behind: processes and names of shared memory are looked for in
-`tests/conftest.py`, descriptors in `trainings/ways.py`."""
+undisturbed run on torch, bit for bit. Nothing is left behind: `trainings/ways.py` looks for processes and descriptors
+after each of them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from holdfast.autopsy import logbook
 from tests.frameworks.trainings import ways
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.faults, pytest.mark.timeout(540)]
 
 WITHOUT_BAD_SAMPLE = {
     "pyg_nodes",  # what it loads are parts of one graph
@@ -21,33 +20,43 @@ WITHOUT_BAD_SAMPLE = {
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """A training, where its data is, and what comes of it undisturbed; once for both ways."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What came of each training, by its name and the way, and the logbook of ``holdfast run``.
 
-    @functools.cache
-    def prepare(name: str) -> Any:
-        folder = tmp_path_factory.mktemp(name)
-        module = ways.prepare(name, folder)
-        return module, folder, ways.undisturbed(module, folder)
-
-    return prepare
+    In two programs, of which one is below ``holdfast run``, because importing the packages takes longest.
+    """
+    groups = ("undisturbed,import,install", "run")
+    folders = [tmp_path_factory.mktemp("trainings") for _ in groups]
+    programs = [
+        ways.launched(group, folder, ways.TRAININGS)
+        for group, folder in zip(groups, folders, strict=True)
+    ]
+    (several,), (run,) = (
+        ways.ended(program, folder) for program, folder in zip(programs, folders, strict=True)
+    )
+    return several | run, folders[1] / "logbook"
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        pytest.param(name, way, marks=pytest.mark.xdist_group(name))
+        (name, way)
         for name in ways.TRAININGS
         for way in ways.WAYS
         if (name, way) != ("pyg_nodes", "import")  # its loaders are made by PyG itself
     ],
 )
 def test_weights_are_those_of_an_undisturbed_run_on_torch(
-    name: str, way: str, prepared: Callable[[str], Any]
+    name: str, way: str, trained: Any
 ) -> None:
-    module, folder, expected = prepared(name)
-    found = ways.WAYS[way](module, folder)
-    assert found.weights == expected.weights
-    assert found.deaths >= 2
-    assert (found.bad_samples == 0) is (name in WITHOUT_BAD_SAMPLE)
-    assert expected.deaths == expected.bad_samples == 0
+    expected, found = (trained[0][name, one] for one in ("undisturbed", way))
+    assert "failed" not in found, found["failed"]
+    assert found["weights"] == expected["weights"]
+    assert found["deaths"] >= 2
+    assert (found["bad_samples"] == 0) is (name in WITHOUT_BAD_SAMPLE)
+    assert expected["deaths"] == expected["bad_samples"] == 0
+
+
+def test_what_happened_below_holdfast_run_is_in_its_logbook(trained: Any) -> None:
+    deaths = sum(trained[0][name, "run"]["deaths"] for name in ways.TRAININGS)
+    assert len(logbook.read(trained[1]).incidents) == deaths

@@ -121,6 +121,26 @@ def test_a_script_is_as_with_python_and_survives_a_death(tmp_path: Path) -> None
     assert story.runs[0]["command"] == list(arguments)
 
 
+IMPORTS = """
+from holdfast import DataLoader as Ours  # before any loader is used
+import holdfast
+
+loader = DataLoader(Numbers(), batch_size=2, num_workers=2)
+print(sum(int(batch.sum()) for batch in loader), holdfast.of(loader).engine)
+print(sum(int(batch.sum()) for batch in Ours(Numbers(), batch_size=2, num_workers=2)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_program_that_imports_holdfast_itself_is_taken_over_all_the_same(tmp_path: Path) -> None:
+    written(tmp_path, IMPORTS)
+    ended = run_in(tmp_path, *HOLDFAST, "run", "train.py")
+    assert (ended.code, ended.out) == (0, "276 holdfast\n276\n"), ended.err
+    assert not any("cannot be used" in line for line in ended.err)
+    assert len(logbook.read(books(tmp_path)[0]).incidents) == 1
+
+
 @pytest.mark.slow
 def test_nothing_is_said_and_written_where_nothing_happens(tmp_path: Path) -> None:
     written(
@@ -278,6 +298,15 @@ def test_another_sitecustomize_is_imported_all_the_same(tmp_path: Path) -> None:
     assert ended.out == f"5 {tmp_path / 'theirs' / 'sitecustomize.py'}\n[]\n"
 
 
+SRUN = """#!/bin/sh
+# Two tasks on one machine, with the variables that Slurm's own srun sets.
+export SLURM_JOB_ID=77 SLURM_STEP_ID=3 SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE=2
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" || exit
+wait $first
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize(
@@ -287,8 +316,13 @@ def test_another_sitecustomize_is_imported_all_the_same(tmp_path: Path) -> None:
         [*HOLDFAST, "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
         ["torchrun", "--standalone", "--nproc-per-node=2", "-m", "holdfast", "run"],
         ["torchrun", "--standalone", "--nproc-per-node=2", "--no-python", *HOLDFAST, "run"],
+        [*HOLDFAST, "run", "srun", sys.executable],
+        ["srun", *HOLDFAST, "run"],
     ],
-    ids=["around torchrun", "around its module", "below torchrun", "below it, as a command"],
+    ids=[
+        *("around torchrun", "around its module", "below torchrun", "below it, as a command"),
+        *("around srun", "below srun"),
+    ],
 )
 def test_ranks_survive_and_write_one_logbook(launcher: list[str], tmp_path: Path) -> None:
     written(
@@ -297,7 +331,9 @@ def test_ranks_survive_and_write_one_logbook(launcher: list[str], tmp_path: Path
         import torch.distributed
         from torch.utils.data.distributed import DistributedSampler
 
-        torch.distributed.init_process_group("gloo")
+        rank = int(os.environ.get("SLURM_PROCID", -1))
+        place = dict(rank=rank, world_size=2, init_method=f"file://{os.getcwd()}/met") if rank >= 0 else {}
+        torch.distributed.init_process_group("gloo", **place)
         rank = torch.distributed.get_rank()
         os.makedirs(str(rank), exist_ok=True)
         os.chdir(str(rank))
@@ -309,13 +345,30 @@ def test_ranks_survive_and_write_one_logbook(launcher: list[str], tmp_path: Path
     )
     if launcher[0] == "torchrun":
         launcher = [str(Path(sys.executable).with_name("torchrun")), *launcher[1:]]
-    ended = run_in(tmp_path, *launcher, "train.py")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text(SRUN)
+    (tools / "srun").chmod(0o755)
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    if launcher[0] == "srun":
+        launcher = [str(tools / "srun"), *launcher[1:]]
+    ended = run_in(tmp_path, *launcher, "train.py", PATH=path)
     assert ended.code == 0, ended.err
     assert ended.out.split() == ["6", "6"]
     (book,) = books(tmp_path)
     assert sorted(one["rank"] for one in logbook.read(book).incidents) == [0, 1]
     for rank in (0, 1):
         assert f"holdfast: [rank {rank}] 1 worker was lost (1 was killed)" in ended.err
+
+
+def test_the_rank_that_deepspeeds_launcher_puts_before_the_verb_reaches_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda path, arguments, environment: became.append(arguments))
+    arguments = ["--local_rank=1", "run", "--no-logbook", "train.py", "--deepspeed"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert became[0][-3:] == ["train.py", "--local_rank=1", "--deepspeed"]
 
 
 # -- the command itself ----------------------------------------------------------------------------

@@ -275,7 +275,10 @@ def test_a_large_machine_is_not_full_while_gigabytes_are_free() -> None:
 @pytest.mark.parametrize(
     ("environment", "count"),
     [({}, 1), ({"LOCAL_WORLD_SIZE": "8"}, 8), ({"LOCAL_WORLD_SIZE": "x"}, 1),
-     ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2)],
+     ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2), ({"LOCAL_SIZE": "4"}, 4),
+     ({"SLURM_STEP_TASKS_PER_NODE": "4(x12),13"}, 13), ({"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, 2),
+     ({"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "3"}, 3),
+     ({"MASTER_ADDR": "node7", "RANK": "0", "WORLD_SIZE": "3"}, 1)],
 )  # fmt: skip
 def test_ranks(environment: dict[str, str], count: int) -> None:
     assert gauge.ranks(environment) == count

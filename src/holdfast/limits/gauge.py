@@ -8,9 +8,11 @@ and /dev/shm) are not subtracted: the kernel cannot drop them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holdfast import loader_identity
 from holdfast.autopsy.readers import HERE, Roots, cgroup, number, procfs
 
 __all__ = ["MemoryReading", "private", "ranks", "read"]
@@ -53,13 +55,27 @@ def read(roots: Roots = HERE) -> MemoryReading:
     return min(found, key=lambda one: one.free or 0, default=MemoryReading(oom_group=oom_group))
 
 
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",  # torchrun, and what is built on it
+    "OMPI_COMM_WORLD_LOCAL_SIZE",  # mpirun
+    "LOCAL_SIZE",  # DeepSpeed's launcher
+    "SLURM_NTASKS_PER_NODE",
+)
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
 def ranks(environment: Mapping[str, str] | None = None) -> int:
     """How many trainers share this machine, from the variables that launchers set."""
-    environment = os.environ if environment is None else environment
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
-        value = environment.get(name, "")
+    found = os.environ if environment is None else environment
+    for name in _LOCAL_SIZES:
+        value = found.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
+    tasks = re.findall(r"(\d+)(?:\(|,|$)", found.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if tasks:  # "4(x2),3": on the fullest of the machines
+        return max(map(int, tasks))
+    if found.get("MASTER_ADDR") in _THIS_MACHINE:  # so all ranks are here: Lightning's launcher
+        return loader_identity.rank(environment).of or 1
     return 1
 
 

@@ -15,13 +15,16 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["began", "original", "prepare", "withdraw"]
+__all__ = ["began", "original", "paused", "prepare", "withdraw"]
 
 began = time.time()
 _lock = threading.RLock()
 _torchs: dict[tuple[type, str], Any] = {}  # methods that wait for their first call
+_here = threading.local()  # .paused in this thread
 
 
 def prepare(module: Any) -> None:
@@ -42,6 +45,20 @@ def withdraw() -> None:
         _torchs.clear()
 
 
+@contextmanager
+def paused() -> Iterator[None]:
+    """Iterators that this thread makes meanwhile are torch's, and nothing is installed for them.
+
+    A program that imports holdfast itself comes here with the import half done: `private_names`
+    makes an iterator, to see what torch's have.
+    """
+    _here.paused = True
+    try:
+        yield
+    finally:
+        _here.paused = False
+
+
 def original(kind: type, name: str) -> Any:
     """The method of torch's; None if the class has none of its own."""
     return _torchs.get((kind, name), kind.__dict__.get(name))
@@ -52,6 +69,8 @@ def _at_first_call(kind: type, name: str) -> Any:
 
     @functools.wraps(torchs)
     def first_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_here, "paused", False):
+            return torchs(self, *args, **kwargs)
         with _lock:
             if _torchs:
                 withdraw()

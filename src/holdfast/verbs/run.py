@@ -65,8 +65,15 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-m", "is_module", is_flag=True, help="TARGET is a module, as in python -m.")
 @click.argument("target", metavar="SCRIPT.py | COMMAND | -m MODULE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.pass_obj
 def run(
-    is_module: bool, no_logbook: bool, target: str, arguments: tuple[str, ...], **given: str | None
+    local_rank: str | None,
+    /,
+    is_module: bool,
+    no_logbook: bool,
+    target: str,
+    arguments: tuple[str, ...],
+    **given: str | None,
 ) -> None:
     """Run a program with holdfast in all its loaders, without changing it.
 
@@ -92,7 +99,8 @@ def run(
             "run it without"
         )
     found = environment(os.environ, chosen, keep_logbook=not no_logbook)
-    called = command(target, arguments, is_module=is_module)
+    ranked = () if local_rank is None else (f"--local_rank={local_rank}",)
+    called = command(target, (*ranked, *arguments), is_module=is_module)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(called[0], called, found)

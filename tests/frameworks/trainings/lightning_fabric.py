@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from tests.frameworks.trainings.parts import (
     BATCH,
     EPOCHS,
+    RANKS,
     Loader,
     Network,
     Samples,
@@ -19,7 +20,8 @@ from tests.frameworks.trainings.parts import (
 
 
 def train(loader: Loader, folder: Path, forgiving: bool) -> torch.nn.Module:
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = Fabric(accelerator="cpu", devices=RANKS, strategy="ddp" if RANKS > 1 else "auto")
+    fabric.launch()
     network = Network()
     model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.1))
     batches = fabric.setup_dataloaders(

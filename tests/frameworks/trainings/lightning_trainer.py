@@ -11,6 +11,7 @@ from lightning import pytorch as lightning
 from tests.frameworks.trainings.parts import (
     BATCH,
     EPOCHS,
+    RANKS,
     Loader,
     Network,
     Samples,
@@ -54,7 +55,12 @@ def loaders(loader: Loader, forgiving: bool) -> tuple[Any, Any]:
 
 def train(loader: Loader, folder: Path, forgiving: bool) -> torch.nn.Module:
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_epochs=EPOCHS, num_sanity_val_steps=1, **QUIET
+        accelerator="cpu",
+        devices=RANKS,
+        strategy="ddp" if RANKS > 1 else "auto",
+        max_epochs=EPOCHS,
+        num_sanity_val_steps=1,
+        **QUIET,
     )
     module = Module()
     trainer.fit(module, *loaders(loader, forgiving))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 SIZE = 24
-BATCH = 4
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+BATCH = 4 // RANKS
+"""Samples in a batch of one rank: six batches, however many ranks there are."""
 WIDTH = 8
 EPOCHS = 2
 BAD = 7
