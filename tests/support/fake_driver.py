@@ -367,7 +367,7 @@ class Consumer:
         """An epoch."""
         self.sampler = iter(range(length))
         if again:
-            self.pool.resume(None, self._draw, None)
+            self.pool.resume(NO_SEEDS, self._draw, None)
         else:
             self.pool.fill(self._draw, None)
 

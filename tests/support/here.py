@@ -18,6 +18,7 @@ from holdfast.samples.policy import Policy
 from holdfast.transport.arena import Arena, create
 from holdfast.worker.housekeeping import Housekeeper
 from holdfast.worker.items import Worker
+from holdfast.worker.sample_seeding import NO_SEEDS
 from tests.support.resources import blueprint_of
 
 __all__ = ["worker_here"]
@@ -29,7 +30,7 @@ def worker_here(dataset: Any, policy: Policy | None = None) -> Iterator[Worker]:
     setup = Setup(
         worker=0,
         generation=0,
-        shared_seed=None,
+        seeds=NO_SEEDS,
         answered=0,
         epochs_done=0,
         batches_done=0,
