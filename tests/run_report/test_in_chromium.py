@@ -144,6 +144,7 @@ def test_the_keyboard_reaches_everything(open_page: Open, tmp_path: Path) -> Non
     page.keyboard.press("Enter")
     assert page.locator("#incident-0 >> text=Why we think so").is_visible()
     page.locator("#chart-rate details.fold > summary").press("Enter")
+    page.wait_for_selector("#chart-rate table")
     assert page.locator("#chart-rate table tbody tr").count() > 10
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll("button, input, select, a")].filter((one) =>
@@ -267,6 +268,13 @@ def test_it_can_be_printed(open_page: Open, tmp_path: Path) -> None:
     content = page.pdf()
     assert content.startswith(b"%PDF")
     assert len(content) > 20_000
+    page.emulate_media(media="print")
+    page.wait_for_function(
+        "() => getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'"
+    )
+    assert page.locator("nav").is_hidden()
+    grid = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--grid')")
+    assert grid.strip() == "#e8ebef", "paper is light, whatever the screen is"
 
 
 def test_a_run_of_days_opens_within_a_second(open_page: Open, tmp_path: Path) -> None:

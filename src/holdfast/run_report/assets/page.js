@@ -470,7 +470,7 @@
     if (event.key in moves) {
       const to = Math.max(0, Math.min(last, at + moves[event.key]));
       plot.setCursor({ left: plot.valToPos(story.times[to], "x"), top: 10 });
-      say(`${when(story.times[to])}: ${lines.filter((line) => !view.hidden.has(line.name)).slice(0, 8)
+      say(`${when(story.times[to])}: ${lines.filter((_, number) => plot.series[number + 1].show).slice(0, 8)
         .map((line) => `${line.name} ${format((line.shown || line.values)[to] ?? NaN)}`).join(", ")}`);
     } else if (event.key === "+" || event.key === "=") {
       zoom([middle - (middle - min) / 2, middle + (max - middle) / 2]);
@@ -903,7 +903,10 @@
     width = innerWidth;
     for (const { plot, place } of charts) plot.setSize({ width: place.clientWidth, height: plot.height });
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  // Paper is light, whatever the screen is.
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(media).addEventListener("change", draw);
+  }
   addEventListener("beforeprint", () => {
     for (const one of document.querySelectorAll("details.card")) one.open = true;
   });
