@@ -421,11 +421,23 @@ class FakeCuda:
         return self.current in self.captured
 
 
+def memory_of(cuda: FakeCuda, *others: int) -> CudaHostMemory:
+    """For device 1 of these; `others` have a context, too."""
+    return CudaHostMemory(1, cuda, others.__contains__)
+
+
+def test_a_device_is_asked_only_if_it_has_a_context() -> None:
+    cuda = FakeCuda()
+    cuda.busy = {10}
+    assert memory_of(cuda).fence().passed()
+    assert not memory_of(cuda, 0).fence().passed()
+
+
 @pytest.mark.parametrize("busy", [100, 110, 112, 121])
 def test_a_fence_waits_for_every_stream_of_torch_that_has_something_to_do(busy: int) -> None:
     cuda = FakeCuda()
     cuda.busy = {busy}
-    memory = CudaHostMemory(1, cuda)
+    memory = memory_of(cuda)
     fence = memory.fence()
     assert not fence.passed()
     cuda.busy = {busy + 1 if busy != 112 else 110}  # what begins later is not waited for
@@ -436,7 +448,7 @@ def test_a_fence_waits_for_every_stream_of_torch_that_has_something_to_do(busy: 
 def test_no_stream_is_asked_anything_while_a_graph_is_captured() -> None:
     cuda = FakeCuda()
     cuda.busy = {100}
-    memory = CudaHostMemory(1, cuda)
+    memory = memory_of(cuda)
     before = memory.fence()
     cuda.captured = {111}
     during = memory.fence()

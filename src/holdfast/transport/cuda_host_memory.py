@@ -15,7 +15,7 @@ captured on one of these streams nothing may be asked, so no fence passes until 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,10 +35,16 @@ class CudaHostMemory:
     """Used in one thread, the pinning thread: an error that CUDA reports for a registration is not
     seen by later calls in other threads."""
 
-    def __init__(self, device: int, cuda: Any = torch.cuda) -> None:
-        """`device`: that of the consumer's thread. `cuda`: for tests."""
+    def __init__(
+        self,
+        device: int,
+        cuda: Any = torch.cuda,
+        has_context: Callable[[int], bool] = has_cuda_context,
+    ) -> None:
+        """`device`: that of the consumer's thread. `cuda` and `has_context`: for tests."""
         self._device = device
         self._cuda = cuda
+        self._has_context = has_context
         self._cudart = cuda.cudart()
         self._streams: dict[int, list[Any]] = {}
 
@@ -72,7 +78,7 @@ class CudaHostMemory:
     def _devices(self) -> Iterator[int]:
         """Those with a context: to ask another one would make one there, which takes memory."""
         for device in range(self._cuda.device_count()):
-            if device == self._device or has_cuda_context(device):
+            if device == self._device or self._has_context(device):
                 yield device
 
     def _streams_of(self, device: int) -> list[Any]:
