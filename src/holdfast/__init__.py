@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.report import Report, incidents, of
     from holdfast.samples.bad_sample import BadSample
     from holdfast.takeover.install import Installation, install, uninstall
+    from holdfast.views.tracking import track
 
 __all__ = [
     "BadSample",
@@ -61,6 +62,7 @@ __all__ = [
     "install",
     "of",
     "pack",
+    "track",
     "uninstall",
 ]
 __version__ = "0.1.0"
@@ -80,6 +82,7 @@ _LATER = {
     "install": "holdfast.takeover.install",
     "of": "holdfast.report",
     "pack": "holdfast.packed.pack",
+    "track": "holdfast.views.tracking",
     "uninstall": "holdfast.takeover.install",
 }
 

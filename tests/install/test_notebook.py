@@ -30,6 +30,9 @@ class Numbers(Dataset):
 print(sum(int(batch) for batch in DataLoader(Numbers(), num_workers=2)))
 """,
     "import holdfast; print([one.kind for one in holdfast.incidents()])",
+    "holdfast.incidents()",
+    "loader = DataLoader([1, 2, 3]); sum(int(batch) for batch in holdfast.track(loader))",
+    "holdfast.of(loader).stats()",
     """
 %unload_ext holdfast
 print(type(iter(DataLoader([1]))).__module__)
@@ -46,4 +49,13 @@ def test_the_loaders_of_a_notebook_survive_a_death(tmp_path: Path) -> None:
     said = [
         [each.text for each in cell.outputs if each.get("name") == "stdout"] for cell in book.cells
     ]
-    assert said == [[], ["190\n"], ["['killed']\n"], ["torch.utils.data.dataloader\n"]]
+    assert said == [[], ["190\n"], ["['killed']\n"], [], [], [], ["torch.utils.data.dataloader\n"]]
+    table, tracked, figures = (
+        [each.data for each in cell.outputs if "data" in each] for cell in book.cells[3:6]
+    )
+    assert "was killed by SIGKILL" in table[0]["text/plain"]
+    assert "<details><summary>" in table[0]["text/html"]
+    assert '<progress value="3" max="3"></progress> 3/3 · ' in tracked[0]["text/html"]
+    assert tracked[1]["text/plain"] == "6"
+    assert figures[0]["text/plain"].startswith("batches               3\n")
+    assert figures[0]["text/html"].startswith("<table>")
