@@ -69,6 +69,12 @@ def holdfast(workload: Workload) -> Iterable[Batch]:
     return torch_like(DataLoader, workload)
 
 
+def holdfast_threads(workload: Workload) -> Iterable[Batch]:
+    from holdfast import DataLoader
+
+    return torch_like(functools.partial(DataLoader, worker_method="thread"), workload)
+
+
 def stock(workload: Workload) -> Iterable[Batch]:
     from torch.utils.data import DataLoader
 
@@ -93,6 +99,31 @@ def nodes(workload: Workload) -> Iterable[Batch]:
     )
     batches: Iterable[Batch] = Loader(mapper)
     return batches
+
+
+def nodes_threads(workload: Workload) -> Iterable[Batch]:
+    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+    mapper = ParallelMapper(
+        IterableWrapper(range(ENDLESS)), workload.batch, num_workers=WORKERS, method="thread"
+    )
+    batches: Iterable[Batch] = Loader(mapper)
+    return batches
+
+
+def spdl_threads(workload: Workload) -> Iterator[Batch]:
+    """A pipeline in this process that maps in its own threads."""
+    from spdl.pipeline import PipelineBuilder
+
+    builder: PipelineBuilder[int, Batch] = PipelineBuilder()
+    pipeline = (
+        builder.add_source(range(ENDLESS))
+        .pipe(workload.batch, concurrency=WORKERS, output_order="input")
+        .add_sink(IN_FLIGHT)
+        .build(num_threads=WORKERS)
+    )
+    with pipeline.auto_stop():
+        yield from pipeline.get_iterator(timeout=60)
 
 
 def spdl(workload: Workload) -> Iterator[Batch]:
@@ -203,5 +234,8 @@ LOADERS = {
         Loader("nodes", "torchdata", "torchdata.nodes", nodes),
         Loader("spdl", "spdl-core", "spdl.pipeline", spdl),
         Loader("grain", "grain", "grain", grain),
+        Loader("holdfast threads", "holdfast", "holdfast.loader", holdfast_threads),
+        Loader("nodes threads", "torchdata", "torchdata.nodes", nodes_threads),
+        Loader("spdl threads", "spdl-core", "spdl.pipeline", spdl_threads),
     )
 }

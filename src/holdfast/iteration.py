@@ -22,16 +22,13 @@ import torch.utils.data
 from holdfast import option_sources, options, private_names, runtime
 from holdfast.autopsy.logbook import Logbook
 from holdfast.code_origin import users_level
+from holdfast.engine.iterator import WorkerIterator
+from holdfast.engine.serial import SerialIterator
 from holdfast.loader_identity import LoaderIdentity, name_of
 from holdfast.loader_identity import rank as find_rank
 from holdfast.options import Settings
 from holdfast.private_names import BaseDataLoaderIter, MultiProcessingDataLoaderIter
 from holdfast.runtime import Runtime
-
-if sys.platform == "linux":
-    from holdfast import kernel
-    from holdfast.engine.iterator import ProcessIterator
-    from holdfast.engine.serial import SerialIterator
 
 __all__ = [
     "check_options",
@@ -80,9 +77,7 @@ def check_options(loader: Any) -> None:
 
 def is_ours(iterator: Any) -> bool:
     """Whether it is one of our engine's."""
-    if sys.platform != "linux":
-        return False
-    return isinstance(iterator, (ProcessIterator, SerialIterator))
+    return isinstance(iterator, (WorkerIterator, SerialIterator))
 
 
 def iterate(loader: Any) -> BaseDataLoaderIter:
@@ -102,7 +97,7 @@ def iterate(loader: Any) -> BaseDataLoaderIter:
 
 
 def _can_go_on(loader: Any, iterator: Any) -> bool:
-    if sys.platform == "linux" and isinstance(iterator, ProcessIterator):
+    if isinstance(iterator, WorkerIterator):
         return iterator.usable and runtime.of(loader).owns(iterator)
     if type(iterator) is MultiProcessingDataLoaderIter and runtime.of(loader).engine is None:
         keep_torchs(
@@ -117,9 +112,6 @@ def new_iterator(
 ) -> BaseDataLoaderIter:
     """An iterator of our engine; or the one that `torchs` makes, if the engine cannot run here.
     `ours` says whether the loader is one of our own class, whose user expects the engine."""
-    if sys.platform != "linux":
-        why = f"holdfast does not run on {sys.platform} yet"
-        return _torchs(loader, torchs, why, warn=ours)
     state = runtime.of(loader)
     state.settle()
     if not ours:
@@ -149,25 +141,40 @@ def new_iterator(
     if loader.num_workers == 0:
         state.engine = "holdfast"
         return SerialIterator(loader, chosen, state.stats, state.ledger, state.epochs)
-    lacking = kernel.missing()
-    if lacking is not None:
-        why = (
-            f"holdfast's workers cannot run here (Linux {os.uname().release}); they need "
-            f"{lacking.name}: {lacking.lost}"
-        )
-        return _torchs(loader, torchs, why, warn=ours)
+    if chosen.worker_method == "multiprocessing":
+        why_not = _no_processes()
+        if why_not is not None:
+            return _torchs(loader, torchs, why_not, warn=ours)
+        if isinstance(chosen.worker_memory_limit, int):
+            _warn_without_proc()
     loader.check_worker_number_rationality()
-    if isinstance(chosen.worker_memory_limit, int):
-        _warn_without_proc()
     state.advise(loader.dataset, loader.num_workers, origin)
     state.engine = "holdfast"
-    return _process_iterator(loader, state, chosen, origin)
+    return _worker_iterator(loader, state, chosen, origin)
 
 
-def _process_iterator(
+def _no_processes() -> str | None:
+    """Why our worker processes cannot run here; None if they can."""
+    if sys.platform != "linux":
+        return (
+            f"holdfast's worker processes do not run on {sys.platform}; its worker threads do "
+            '(worker_method="thread")'
+        )
+    from holdfast import kernel  # not imported elsewhere, where threads do
+
+    lacking = kernel.missing()
+    if lacking is None:
+        return None
+    return (
+        f"holdfast's worker processes cannot run here (Linux {os.uname().release}); they need "
+        f'{lacking.name}: {lacking.lost}. Its worker threads can (worker_method="thread")'
+    )
+
+
+def _worker_iterator(
     loader: Any, state: Runtime, chosen: Settings, origin: LoaderIdentity
-) -> ProcessIterator:
-    return ProcessIterator(
+) -> WorkerIterator:
+    return WorkerIterator(
         loader,
         chosen,
         state.stats,

@@ -7,23 +7,36 @@ starts a new line, so that only the incomplete line is lost.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
+from types import ModuleType
 
 from holdfast import kernel
 
-__all__ = ["append"]
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
+__all__ = ["LOCKS", "append", "lock", "unlock"]
+
+LOCKS = fcntl is not None
+"""Whether files can be locked on this platform."""
 
 
 def append(path: str | os.PathLike[str], lines: bytes, *, sync: bool = False) -> None:
     """Append whole lines, each with its newline. Raises OSError if not all of them were written;
     with `sync`, also if they are not on the disk."""
-    file = kernel.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    if fcntl is None:
+        file = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    else:
+        file = kernel.open_file(path, flags)
     try:
         _lock(file)
         size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":
+        if size and os.lseek(file, size - 1, os.SEEK_SET) and os.read(file, 1) != b"\n":
             lines = b"\n" + lines  # the last writer died while writing
         written = os.write(file, lines)
         if written != len(lines):
@@ -39,9 +52,21 @@ def _lock(file: int) -> None:
     this one has looked at the end. After 50 ms, or where files cannot be locked, go on without."""
     for _ in range(50):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
             return
         except BlockingIOError:
             time.sleep(0.001)
         except OSError:
             return
+
+
+def lock(file: int) -> None:
+    """Lock a file, or raise BlockingIOError; another OSError where files cannot be locked."""
+    if fcntl is None:
+        raise OSError("no file locks on this platform")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock(file: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)

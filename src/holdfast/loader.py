@@ -19,7 +19,7 @@ from holdfast import broadcast, iteration, option_sources, options, runtime
 from holdfast.autopsy.incident import Incident
 from holdfast.broadcast import Change
 from holdfast.engine.continuation import Recovery
-from holdfast.options import MaxRestarts, Memory, Seeding
+from holdfast.options import MaxRestarts, Memory, Seeding, WorkerMethodName
 from holdfast.private_names import BaseDataLoaderIter
 from holdfast.report import Report
 from holdfast.samples.bad_sample import BadSample
@@ -82,6 +82,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             and its key, so that its random numbers do not depend on ``num_workers``, order,
             retries, ranks or resumption), or ``("sample", 1234)`` with the seed to use. Without it
             that is the initial seed of ``generator``, or ``torch.initial_seed()``.
+        worker_method: what workers are: ``"multiprocessing"`` (processes), or ``"thread"``, for
+            datasets that release Python's lock while they load, and where worker processes do not
+            run. Threads share the dataset, and a crash in one ends the program;
+            docs/worker-methods.md compares them.
         logbook: a folder that fills while the loader is used: what went wrong with workers and
             why, how memory developed, and which run it was. It stays readable whatever kills the
             run; ``holdfast incidents FOLDER`` tells its story.
@@ -121,6 +125,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterable_recovery: Recovery = option_sources.AUTO,
         pin_in_place: Memory = None,
         seeding: Seeding = option_sources.WORKER,
+        worker_method: WorkerMethodName = option_sources.MULTIPROCESSING,
     ) -> None:
         self._prefetch_given = prefetch_factor is not None
         super().__init__(
@@ -154,6 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.iterable_recovery = iterable_recovery
         self.pin_in_place = pin_in_place
         self.seeding = seeding
+        self.worker_method = worker_method
         iteration.check_options(self)
         options.check_places(quarantine=quarantine)
         replaced_loaders.keep_class()

@@ -50,6 +50,7 @@ class DefaultNumber(float):
 AUTO = cast(Literal["auto"], DefaultText("auto"))
 RAISE = cast(Literal["raise"], DefaultText("raise"))
 WORKER = cast(Literal["worker"], DefaultText("worker"))
+MULTIPROCESSING = cast(Literal["multiprocessing"], DefaultText("multiprocessing"))
 STALL_TIMEOUT: float = DefaultNumber(options.DEFAULT_STALL_TIMEOUT)
 
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -65,6 +66,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "iterable_recovery": AUTO,
     "pin_in_place": None,
     "seeding": WORKER,
+    "worker_method": MULTIPROCESSING,
 }
 """All options that holdfast adds to torch's."""
 

@@ -23,9 +23,13 @@ __all__ = [
     "Memory",
     "Seeding",
     "Settings",
+    "WorkerMethodName",
     "budget_in_bytes",
     "parse",
 ]
+
+
+WorkerMethodName = Literal["multiprocessing", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Settings:
     pin_in_place: int | Literal["auto"] | None = None  # bytes that may be registered
     seeding: Literal["worker", "sample"] = "worker"
     sample_seed: int | None = None  # None: the initial seed of the loader's generator
+    worker_method: WorkerMethodName = "multiprocessing"
 
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
@@ -72,6 +77,7 @@ def parse(
     iterable_recovery: Any = "auto",
     pin_in_place: Any = None,
     seeding: Any = "worker",
+    worker_method: Any = "multiprocessing",
 ) -> Settings:
     """Check all options; an error names the option, its value and what it takes."""
     stall = _stall_timeout(stall_timeout)
@@ -84,6 +90,12 @@ def parse(
                     'first bad sample ends the run; use on_bad_sample="skip" or "replace"'
                 )
     kind, seed = _seeding(seeding)
+    if kind == "sample" and worker_method == "thread" and num_workers > 0:
+        raise ValueError(
+            f"seeding={seeding!r} is not possible with worker_method='thread': it seeds the global "
+            "generators for each sample, and threads share them. Draw from "
+            "torch.utils.data.get_worker_info().rng, or use worker_method='multiprocessing'"
+        )
     return Settings(
         restarts=_restarts(max_restarts, num_workers),
         stall_timeout=stall,
@@ -98,6 +110,7 @@ def parse(
         pin_in_place=_memory("pin_in_place", pin_in_place, "8GiB", none="copy to pinned memory"),
         seeding=kind,
         sample_seed=seed,
+        worker_method=_worker_method(worker_method),
     )
 
 
@@ -146,6 +159,18 @@ def _recovery(value: Any) -> Recovery:
         raise TypeError(f"iterable_recovery={value!r} is of the wrong type; {right}")
     if value not in get_args(Recovery):
         raise ValueError(f"iterable_recovery={value!r} is not one of the words; {right}")
+    return value  # type: ignore[return-value]
+
+
+def _worker_method(value: Any) -> WorkerMethodName:
+    right = (
+        'it takes "multiprocessing" (each worker is a process, which may die) or "thread" (each is '
+        "a thread of this process: nothing is pickled, and a crash ends the program)"
+    )
+    if not isinstance(value, str):
+        raise TypeError(f"worker_method={value!r} is of the wrong type; {right}")
+    if value not in get_args(WorkerMethodName):
+        raise ValueError(f"worker_method={value!r} is not one of the words; {right}")
     return value  # type: ignore[return-value]
 
 

@@ -22,6 +22,7 @@ import operator
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -32,6 +33,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
+from holdfast import at_fork
 from holdfast.takeover import bootstrap
 
 __all__ = [
@@ -42,17 +44,20 @@ __all__ = [
     "MultiProcessingDataLoaderIter",
     "Needed",
     "Part",
+    "RngContainer",
     "SingleProcessDataLoaderIter",
     "apply_random_seed",
     "apply_sharding",
     "collate_array",
     "collate_functions",
     "collate_tensors",
+    "current_frames",
     "flush_streams",
     "forget_exit_functions",
     "has_cuda_context",
     "interpreter_flags",
     "is_owned",
+    "is_worker_thread",
     "is_zero_tensor",
     "key_error_message",
     "lacking",
@@ -61,11 +66,13 @@ __all__ = [
     "nested_parts",
     "new_worker_info",
     "numpy_seeds",
+    "openmp",
     "pin",
     "profiler_enabled",
     "reducers",
     "run_exit_functions",
     "set_thread_name",
+    "set_thread_worker_info",
     "set_worker_info",
     "shard",
     "sparse_parts",
@@ -233,10 +240,86 @@ new_worker_info: Any = _find(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Rng:
+    random_generator: Any
+    torch_generator: Any
+    numpy_generator: Any = None
+
+
+if TYPE_CHECKING:
+    RngContainer = _Rng
+else:
+    RngContainer = _find(
+        "torch.utils.data._utils.worker:_RNG",
+        "the class of get_worker_info().rng",
+        "a class of our own with the same attributes",
+        _Rng,
+        works=lambda kind: set(kind.__slots__) == set(_Rng.__slots__),
+    )
+
+
+_WORKER_MODULE = "torch.utils.data._utils.worker"
+
+
 def set_worker_info(info: Any) -> None:
     """From now on ``get_worker_info()`` returns this in this process."""
-    module: Any = importlib.import_module("torch.utils.data._utils.worker")
+    module: Any = importlib.import_module(_WORKER_MODULE)
     module._worker_info = info
+
+
+_thread_infos = threading.local()
+
+
+def _info_of_this_thread() -> Any:
+    """Takes the place of the body of torch's ``get_worker_info``, in torch's module."""
+    return getattr(_holdfast_thread_infos, "info", _worker_info)
+
+
+_holdfast_thread_infos, _worker_info = _thread_infos, None  # as these names are called there
+
+
+@functools.cache  # once in a process
+def _make_worker_info_per_thread() -> None:
+    """The function is replaced from inside: many modules have imported it by name."""
+    module: Any = importlib.import_module(_WORKER_MODULE)
+    module._holdfast_thread_infos = _thread_infos
+    torch.utils.data.get_worker_info.__code__ = _info_of_this_thread.__code__
+
+
+def set_thread_worker_info(info: Any) -> None:
+    """From now on ``get_worker_info()`` returns this in this thread; None: what it returns in all
+    threads that have none of their own."""
+    if info is not None:
+        _make_worker_info_per_thread()
+        _thread_infos.info = info
+    else:
+        _thread_infos.__dict__.clear()
+
+
+_torchs_module = importlib.import_module(_WORKER_MODULE)
+
+
+def is_worker_thread() -> bool:
+    """Whether this is a worker thread of ours."""
+    return hasattr(_thread_infos, "info")
+
+
+def _in_child_of_thread(infos: Any = _thread_infos, module: Any = _torchs_module) -> None:
+    """In a process that a worker thread has forked: it is as if a worker process had forked it. A
+    loader there may set what its own workers get."""
+    info = infos.__dict__.pop("info", None)
+    if info is not None:
+        module._worker_info = info
+
+
+at_fork.in_child(_in_child_of_thread)
+
+
+@functools.cache
+def openmp() -> bool:
+    """Whether torch computes with OpenMP, where the number of threads belongs to a thread."""
+    return "OpenMP" in torch.__config__.parallel_info().partition("backend:")[2]
 
 
 def _numpy_seeds(base_seed: int, worker: int) -> Any:
@@ -461,6 +544,12 @@ reducers: dict[type, Callable[[Any], Any]] = _find(
     "pickling types that are registered with multiprocessing",
     "those registered after holdfast was imported are pickled as others",
     ForkingPickler(io.BytesIO()).dispatch_table,
+)
+current_frames: Callable[[], dict[int, Any]] = _find(
+    "sys:_current_frames",
+    "the stack of a worker thread that hangs",
+    "there is none",
+    dict,
 )
 _asks_owner = _find(
     "threading:_RLock._is_owned",

@@ -18,30 +18,28 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from holdfast import at_fork
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import TAKEN_UP, Logbook
 from holdfast.autopsy.readers import procfs
+from holdfast.engine.background import BackgroundThread, close_all
+from holdfast.engine.driver import Kept
 from holdfast.engine.epoch import EpochCounter
+from holdfast.engine.iterator import WorkerIterator
+from holdfast.engine.pool import Pool
 from holdfast.engine.stats import Stats
 from holdfast.limits.budget import Budget, for_all
 from holdfast.limits.growth import GrowthWarnings
 from holdfast.loader_identity import LoaderIdentity
+from holdfast.packed.large_containers import advice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Ledger
-
-if sys.platform == "linux":
-    from holdfast.engine.background import BackgroundThread, close_all
-    from holdfast.engine.driver import Kept
-    from holdfast.engine.iterator import ProcessIterator
-    from holdfast.engine.pool import Pool
-    from holdfast.packed.large_containers import advice
 
 __all__ = ["REMEMBERED", "Runtime", "Totals", "close", "living", "of", "reduced", "totals"]
 
@@ -164,7 +162,7 @@ class Runtime:
         self._pools[id(pool)] = pool
         self._kept[id(pool.driver.kept)] = pool.driver.kept
 
-    def owns(self, iterator: ProcessIterator) -> bool:
+    def owns(self, iterator: WorkerIterator) -> bool:
         """Whether it was made for this loader."""
         return any(pool is iterator._pool for pool in self.pools())
 
@@ -278,7 +276,7 @@ def reduced(value: Any) -> Any:
 
 
 def _is_ours(iterator: Any) -> bool:
-    return sys.platform == "linux" and isinstance(iterator, ProcessIterator)
+    return isinstance(iterator, WorkerIterator)
 
 
 def _in_child(totals: Totals = totals) -> None:
@@ -291,4 +289,4 @@ def _in_child(totals: Totals = totals) -> None:
     totals.first = None
 
 
-os.register_at_fork(after_in_child=_in_child)
+at_fork.in_child(_in_child)

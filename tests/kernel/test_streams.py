@@ -50,7 +50,7 @@ def check(refusal: Refusal, folder: Path, method: str) -> None:
     assert found["stock"] == (streams() if refusal.stock else None)
     came = found[method]
     assert [came["plain"], came["broken"]] == streams()
-    assert came["iterator"] == "ProcessIterator"
+    assert came["iterator"] == "WorkerIterator"
     assert found["warnings"] == []
     assert "Traceback" not in words
     killed, stalled = came["incidents"]

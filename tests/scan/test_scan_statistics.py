@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from holdfast.introspection.data_size import weigh
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.batch_outlier import form
-from holdfast.scan.sample_contents import digest, weigh
+from holdfast.scan.sample_contents import digest
 from holdfast.scan.scan_progress import Ranges, ScanProgress
 from holdfast.scan.scan_statistics import (
     MOST_CAUSES,

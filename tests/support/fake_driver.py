@@ -90,11 +90,15 @@ class FakeDriver:
     heard: dict[tuple[int, Any], list[Any]] = field(default_factory=dict)
     """By epoch and index: what the worker had been told when it made the batch."""
     backlog: bool = False
+    spin: None = None
     name: str = "fake"
     kept: Nothing = field(default_factory=Nothing)
 
     def driver(self, options: DriverOptions) -> FakeDriver:
         return self
+
+    def called(self, worker: int) -> str:
+        return f"fake {worker}"
 
     def connect(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor

@@ -129,7 +129,10 @@ class Incident:
         if self.kind == "unkillable":
             known = self.confidence != "low" and self.cause in CATALOGUE
             why = f" (it {CATALOGUE[self.cause].title})" if known else ""
-            return f"made no progress{why} and cannot even be killed; the run goes on without it"
+            end = "cannot even be killed"
+            if self.evidence.get("start_method") == "thread":
+                end = "cannot be ended, being a thread"
+            return f"made no progress{why} and {end}; the run goes on without it"
         if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
         words = describe_end(self.signal, self.exitcode)

@@ -16,7 +16,6 @@ write one file. Several loaders of one process may.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -161,6 +160,9 @@ class Logbook:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Exclude other writers while a file is renamed. The kernel unlocks when a process dies."""
+    if not jsonl.LOCKS:  # usually there is only one writer
+        yield
+        return
     fd = kernel.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(fd)
@@ -168,7 +170,7 @@ def _alone(folder: Path) -> Iterator[None]:
     finally:
         # Closing is not enough: a child that another thread has just forked has a copy of `fd`.
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            jsonl.unlock(fd)
         os.close(fd)
 
 
@@ -177,7 +179,7 @@ def _lock(fd: int) -> None:
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            jsonl.lock(fd)
             return
         except BlockingIOError:
             if time.monotonic() > deadline:

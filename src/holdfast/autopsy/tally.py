@@ -42,11 +42,12 @@ _ENTRIES: Final = 8
 _LARGEST: Final = _SLOWEST + _ENTRIES * _ENTRY.size
 END: Final = _LARGEST + _ENTRIES * _ENTRY.size
 
+Memory = mmap.mmap | bytearray
 Named = tuple[float, str]
 """The seconds or bytes of a sample, and which one it is: its index, or its place in a stream."""
 
 
-def step_seconds(memory: mmap.mmap, region: int) -> memoryview[float]:
+def step_seconds(memory: Memory, region: int) -> memoryview[float]:
     """The seconds in each step, as a view to add to."""
     return memoryview(memory)[region + START : region + _SECONDS].cast("d")
 
@@ -73,7 +74,7 @@ class Tally:
     slowest: list[Named] = field(default_factory=list)
     largest: list[Named] = field(default_factory=list)
 
-    def add(self, memory: mmap.mmap, region: int) -> None:
+    def add(self, memory: Memory, region: int) -> None:
         """Add what is in this region."""
         for step, seconds in enumerate(step_seconds(memory, region)):
             self.seconds[step] += seconds
@@ -91,7 +92,7 @@ def _top(entries: list[Named]) -> list[Named]:
     return ranked[:_ENTRIES]
 
 
-def _entries(memory: mmap.mmap, at: int) -> Iterator[Named]:
+def _entries(memory: Memory, at: int) -> Iterator[Named]:
     for number in range(_ENTRIES):
         value, length, text = _ENTRY.unpack_from(memory, at + number * _ENTRY.size)
         if value > 0:
@@ -101,7 +102,7 @@ def _entries(memory: mmap.mmap, at: int) -> Iterator[Named]:
 class SampleWatch:
     """The worker's side: measures samples."""
 
-    def __init__(self, memory: mmap.mmap, region: int, worker: int) -> None:
+    def __init__(self, memory: Memory, region: int, worker: int) -> None:
         self._worker = worker
         view = memoryview(memory)
         self._times = view[region + _SECONDS : region + _BYTES].cast("q")
@@ -142,7 +143,7 @@ class SampleWatch:
 class _Table:
     """The samples with the highest values."""
 
-    def __init__(self, memory: mmap.mmap, at: int) -> None:
+    def __init__(self, memory: Memory, at: int) -> None:
         self._memory = memory
         self._at = at
         self._entries = _top(list(_entries(memory, at)))  # of a predecessor

@@ -18,7 +18,14 @@ import torch
 from holdfast.autopsy.machine_facts import MachineFacts, in_words
 from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.open_handles import open_handles
-from holdfast.doctor.probe import Samples, Troubled, as_they_are, load_samples, rate
+from holdfast.doctor.probe import (
+    Samples,
+    Troubled,
+    as_they_are,
+    gain_of_two_threads,
+    load_samples,
+    rate,
+)
 from holdfast.introspection.attributes import is_a
 from holdfast.introspection.dataset_parts import parts
 from holdfast.limits.budget import Budget, Share
@@ -30,6 +37,7 @@ from holdfast.worker.pickling import find_unpicklable
 
 __all__ = ["LoadingPlan", "Rates", "examine"]
 
+THREADS_GAIN = 1.5  # of two threads over one, from which on threads are recommended
 _MUCH_MEMORY = 0.5  # of the available memory: warn if more than that is in flight
 
 
@@ -67,6 +75,7 @@ def examine(
     if forked.seconds and not forked.error:
         checks += [state(forked), sample_times(forked), sample_sizes(forked)]
         checks.append(in_flight(forked, plan, machine, room))
+        checks.append(worker_method(dataset, plan, checks[0], progress))
         rates = measure_rates(dataset, plan, machine, progress)
         if rates.by_workers:
             checks.append(collation(rates))
@@ -253,6 +262,37 @@ def sample_sizes(seen: Samples) -> Check:
     if largest > 10 * max(middle, 1024):
         return warning("sample size", f"{words}: plan memory for the largest")
     return good("sample size", words)
+
+
+def worker_method(
+    dataset: Any, plan: LoadingPlan, pickling: Check, progress: Callable[[str], None]
+) -> Check:
+    """Processes or threads: by what two threads gain."""
+    crash = "a sample that crashes ends the program then, not its worker"
+    cannot_pickle = (
+        "" if pickling.status == "good" else "; it cannot be pickled, which is no matter"
+    )
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        words = "processes; whether threads would do is not measured for an iterable dataset"
+        return good("worker method", words)
+    progress("loading samples in two threads of a worker")
+    try:
+        gain = gain_of_two_threads(dataset, min(plan.samples, 16))
+    except Troubled as trouble:
+        words = f"processes: in two threads at a time its samples do not load ({trouble})"
+        return good("worker method", words)
+    measured = f"two threads load {gain:.1f} times as many samples as one"
+    if gain >= THREADS_GAIN:
+        words = (
+            f"{measured}, so Python's lock is free most of the time: worker_method='thread' would do"
+            f"{cannot_pickle}. Nothing is pickled or copied with it, but {crash}"
+        )
+        return good("worker method", words)
+    return good(
+        "worker method",
+        f"processes: {measured}, because Python's lock is held. With worker_method='thread' "
+        f"{crash}, too",
+    )
 
 
 def in_flight(

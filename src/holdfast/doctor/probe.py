@@ -10,6 +10,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,15 @@ from holdfast.doctor.dataset_changes import changed, fingerprint
 from holdfast.loader import DataLoader
 from holdfast.packed.object_sizes import deep_size
 
-__all__ = ["Samples", "Troubled", "as_they_are", "load_samples", "rate", "trouble_of"]
+__all__ = [
+    "Samples",
+    "Troubled",
+    "as_they_are",
+    "gain_of_two_threads",
+    "load_samples",
+    "rate",
+    "trouble_of",
+]
 
 _STALL_TIMEOUT = 60.0
 
@@ -121,6 +130,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
         batch_size=None,
         sampler=range(len(positions)),
         num_workers=1,
+        worker_method="multiprocessing",  # whatever the environment says: it may crash
         multiprocessing_context=method,
         max_restarts=0,
         stall_timeout=_STALL_TIMEOUT,
@@ -141,6 +151,47 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
         found.error = f"sample {positions[len(found.seconds)]}: {trouble}"
         found.remedy = trouble.remedy
     return found
+
+
+class _InTwoThreads(torch.utils.data.Dataset[float]):
+    """Its only sample: how many times as many samples of a dataset two threads load as one."""
+
+    def __init__(self, dataset: Any, positions: list[int]) -> None:
+        self.dataset = dataset
+        self.positions = positions
+
+    def __getitem__(self, _: int) -> float:
+        self._load()  # what is opened or cached with the first sample
+        began = time.perf_counter()
+        self._load()
+        one = time.perf_counter() - began
+        began = time.perf_counter()
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(self._load), threads.submit(self._load)]:
+                done.result()
+        return 2 * one / max(1e-9, time.perf_counter() - began)
+
+    def _load(self) -> None:
+        for position in self.positions:
+            self.dataset[position]
+
+
+def gain_of_two_threads(dataset: Any, count: int) -> float:
+    """How many times as many samples two threads load as one, in a forked worker: about 1 if the
+    dataset is Python code, up to 2 if it releases Python's lock. Raises `Troubled`."""
+    measured = _InTwoThreads(dataset, spread(dataset, count))
+    loader: Any = DataLoader(
+        measured,
+        batch_size=None,
+        sampler=range(1),
+        num_workers=1,
+        multiprocessing_context="fork",
+        worker_method="multiprocessing",
+        max_restarts=0,
+        stall_timeout=_STALL_TIMEOUT,
+    )
+    with loader, trouble_of(loader):
+        return float(next(iter(loader)))
 
 
 @contextmanager

@@ -34,6 +34,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from holdfast import at_fork
 from holdfast.engine.signals import Latch
 from holdfast.private_names import is_owned
 
@@ -111,7 +112,7 @@ def _in_child(
     leaving.clear()
 
 
-os.register_at_fork(after_in_child=_in_child)
+at_fork.in_child(_in_child)
 
 
 log = logging.getLogger("holdfast")

@@ -363,7 +363,7 @@ def _combined(found: Evidence, exit: ev.Exit, incident: Incident, ready: bool) -
         nursery_end=exit.nursery[0],
         nursery_error=exit.nursery[1],
         stalled=stalled,
-        survived_sigkill=exit.kind == "unkillable",
+        survived_sigkill=exit.kind == "unkillable" and found.start_method != "thread",
         sent_by_us=stalled or found.sent_by_us,
         sent_by_itself=exit.by_itself,
         forked=exit.errno is None,

@@ -70,7 +70,7 @@ class Progress(NamedTuple):
 class Handle(NamedTuple):
     """A worker's process, as `multiprocessing` would show it."""
 
-    pid: int | None
+    pid: int | None  # None until it is known, and if workers are no processes
     exitcode: int | None
 
 
@@ -100,8 +100,11 @@ class WorkerMethod(Protocol):
     """A kind of worker, chosen before there are any."""
 
     name: str
-    """"fork", "spawn" or "forkserver" for processes."""
+    """"fork", "spawn" or "forkserver" for processes; "thread"."""
     limits: ev.Limits
+
+    def called(self, worker: int) -> str:
+        """What an error calls this worker: "worker process 0", in torch's words."""
 
     def driver(self, options: DriverOptions) -> Driver:
         """Make the driver, without workers."""
@@ -121,6 +124,11 @@ class Driver(Protocol):
     @property
     def kept(self) -> Kept:
         """The memory of batches that the user keeps."""
+
+    @property
+    def spin(self) -> Callable[[], object] | None:
+        """Lets workers run for a moment, if that is quicker than `poll` for batches that follow
+        each other closely; None if it is not."""
 
     def connect(self, supervisor: Supervisor) -> None:
         """Called once, before anything else."""

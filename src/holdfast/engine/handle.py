@@ -17,7 +17,7 @@ class WorkerHandle:
     def __init__(self, pool: Pool, worker: int) -> None:
         self._pool = pool
         self._worker = worker
-        self.name = f"Process-{worker + 1}"
+        self.name = f"Process-{worker + 1}"  # as multiprocessing calls it
 
     @property
     def pid(self) -> int | None:

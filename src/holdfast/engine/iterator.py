@@ -53,14 +53,14 @@ from holdfast.worker.exceptions import rebuild
 from holdfast.worker.interface import Blueprint
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["ProcessIterator"]
+__all__ = ["WorkerIterator"]
 
 log = logging.getLogger("holdfast")
 
 _NOTHING: Final = object()
 
 
-class ProcessIterator(MultiProcessingDataLoaderIter):
+class WorkerIterator(MultiProcessingDataLoaderIter):
     """Batches from workers that may die.
 
     It is torch's by name only: frameworks ask whether an iterator is one of these before they end
@@ -115,7 +115,8 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
             policy=options.policy,
             pinned_in_place=pinner is not None and pinner.in_place,
         )
-        method = worker_method(blueprint, loader.multiprocessing_context)
+        method = worker_method(options.worker_method, blueprint, loader.multiprocessing_context)
+        self._called = method.called
         share = Share(budget)
         at_first: BeforeSizesAreKnown = "any" if budget.total is None else "one"
         # Only where nothing shows how much is made ahead.
@@ -181,7 +182,8 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
         if not self._pin_memory:
             return None
         index = torch.accelerator.current_device_index()
-        return new_pinner(self._pin_memory_device, index, options.pin_in_place, origin.prefix)
+        in_place = options.pin_in_place if options.worker_method == "multiprocessing" else None
+        return new_pinner(self._pin_memory_device, index, in_place, origin.prefix)
 
     @property
     def _workers(self) -> list[WorkerHandle]:  # type: ignore[override]
@@ -417,6 +419,7 @@ class ProcessIterator(MultiProcessingDataLoaderIter):
                 keys=task.keys if self._auto_collation else None,
                 batch=task.number,
                 worker_id=task.worker,
+                called=self._called(task.worker),
                 name_of=functools.partial(name_of, self._dataset),
                 whose=self._pool.origin.prefix,
             )

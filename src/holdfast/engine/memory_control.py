@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine_facts import in_words
@@ -30,7 +31,9 @@ from holdfast.limits.growth import GrowthWarnings, Point, describe_growth
 from holdfast.limits.pressure import AFTER_A_DEATH, CAPS, TIGHT, Level, Pace, Pressure
 from holdfast.limits.worker_limit import Allowance, allowance
 from holdfast.loader_identity import LoaderIdentity
-from holdfast.worker import leak_tracer
+
+if TYPE_CHECKING:
+    from holdfast.worker import leak_tracer
 
 __all__ = ["MemoryController"]
 
@@ -257,6 +260,8 @@ class MemoryController:
         self, worker: int, findings: leak_tracer.Findings | leak_tracer.TracingFailed
     ) -> None:
         """A leak probe has finished."""
+        from holdfast.worker import leak_tracer  # here: only worker processes are probed
+
         if isinstance(findings, leak_tracer.TracingFailed):
             self._growth.probe_failed()
             log.warning(

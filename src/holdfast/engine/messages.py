@@ -47,6 +47,8 @@ def gave_up(
         return _never_ready(failure, mine[-limits.failed_starts :], deaths.origin)
     if failure.reason == "cannot-catch-up":
         return _never_caught_up(failure, mine[-limits.failed_starts :], deaths.origin)
+    if failure.reason == "stuck":
+        return _too_many_stuck(failure, deaths.all(), limits, deaths.origin)
     if failure.reason == "stream":
         return _not_continued(failure, mine, deaths)
     count = len(failure.deaths)
@@ -162,6 +164,27 @@ def _not_started_again(
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} died again and again while it was {doing}, so it is not started "
         f"again.\n{_details(mine, Remedy(advice))}"
+    )
+
+
+def _too_many_stuck(
+    failure: ev.GaveUp, known: Sequence[Incident], limits: ev.Limits, origin: LoaderIdentity
+) -> WorkerLost:
+    """The error for more threads that do not return than may be abandoned."""
+    stalled = [one for one in known if one.kind == "unkillable"]
+    return WorkerLost(
+        f"DataLoader worker (pid(s) none: threads) exited unexpectedly: {origin.prefix}"
+        f"{failure.deaths[-1].stuck} worker threads of this program do not return, and "
+        f"{limits.stuck} may be abandoned at a time. A thread cannot be killed: each keeps its "
+        "memory, its files, and perhaps a lock.\n"
+        + _details(
+            stalled,
+            Remedy("Find out why the samples above do not return; their stacks are in the log"),
+            Remedy(
+                "Or use worker processes, which can be killed",
+                'DataLoader(..., worker_method="multiprocessing")',
+            ),
+        )
     )
 
 

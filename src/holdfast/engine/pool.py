@@ -45,7 +45,6 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any
 
-from holdfast import kernel
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import HERE, Roots
@@ -130,7 +129,6 @@ class Pool:
         self._paced = 0  # batches, as long as it may hurry,
         self._pace_began = 0.0  # and when the last few of them began
         self._brisk = False  # the last batch came soon
-        self._let_run = kernel.yield_processor()
         self._auto_collation = auto_collation
         self._logbook = logbook
         self.progress: ProgressLog | None = None  # told to the logbook, if there is one
@@ -433,12 +431,13 @@ class Pool:
         if worker is not None:
             if hear(worker):
                 return True
-            if self._brisk:
+            spin = self.driver.spin
+            if self._brisk and spin is not None:
                 # Batches follow each other so quickly that to sleep and be woken takes longer: let
                 # other processes run for a moment, and look again.
                 for _ in range(LOOKS):
                     self._work.half_done = False
-                    self._let_run()
+                    spin()
                     self._work.half_done = True
                     if hear(worker):
                         return True
@@ -469,7 +468,9 @@ class Pool:
     # -- handles --------------------------------------------------------------------------
 
     def pid(self, worker: int, timeout: float = 30.0) -> int | None:
-        """The pid of a worker, waiting until it is known."""
+        """The pid of a worker, waiting until it is known; None if it is no process."""
+        if not self.driver.limits.killable:
+            return None
         deadline = time.monotonic() + timeout
         while (pid := self.driver.handle(worker).pid) is None and self.machine.failure is None:
             if not self._learn(deadline - time.monotonic()):

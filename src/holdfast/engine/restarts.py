@@ -102,7 +102,9 @@ class Restarts:
 
     def reason_to_give_up(self, seat: Seat, exit: ev.Exit, was_ready: bool) -> str | None:
         """Count a death before the worker was ready or had caught up. Returns a reason if these are
-        too many."""
+        too many, or too many workers have been abandoned."""
+        if self.limits.stuck is not None and exit.stuck > self.limits.stuck:
+            return "stuck"
         if exit.from_outside:
             seat.killed_starts += not was_ready
         elif not was_ready:

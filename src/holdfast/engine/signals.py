@@ -28,6 +28,8 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any, TypeVar
 
+from holdfast import at_fork
+
 __all__ = [
     "Latch",
     "Undivided",
@@ -42,15 +44,9 @@ T = TypeVar("T")
 _handlers: dict[int, Any] = {}  # the deferred handlers
 _caught: list[tuple[int, int]] = []  # signals since then: pid of this process, number
 _DEFERRED_SIGNALS = tuple(
-    int(number)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGALRM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)  # Windows has two of them
 )
 _main = threading.main_thread().ident
 _get_ident, _getsignal, _ctrl_c = threading.get_ident, _signal.getsignal, signal.default_int_handler
@@ -153,7 +149,7 @@ def _in_child(
         back()
 
 
-os.register_at_fork(after_in_child=_in_child)
+at_fork.in_child(_in_child)
 
 
 class Latch:

@@ -21,34 +21,43 @@ What does not work:
 Our descriptors are never 0, 1 or 2. Where one of these is closed (daemons, launchers, ``<&-``), the
 next descriptor that is opened takes its number. A child that gets a new standard input would then
 lose our file, and output to standard error would be written into it.
+
+The modules are imported when something in them is first used: not every platform can import them,
+and worker threads run without.
 """
 
-from holdfast.kernel.chain import Chain
-from holdfast.kernel.descriptors import (
-    Doorbell,
-    above_stdio,
-    duplicate,
-    mapped,
-    open_file,
-    pipe,
-    reopen,
-    socket_pair,
-    stdio_taken,
-)
-from holdfast.kernel.files import DONTDUMP, POPULATE, REMOVE, memory_file, reserve, seal
-from holdfast.kernel.lifetimes import (
-    Child,
-    die_with_parent,
-    end_child,
-    has_ended,
-    is_line,
-    own_handle,
-    pidfd,
-    signal_at_end,
-)
-from holdfast.kernel.resource_limits import limit, limit_of, set_limit, set_limit_of
-from holdfast.kernel.scheduling import cores, let_others_finish, let_others_run, yield_processor
-from holdfast.kernel.survey import FEATURES, NEEDED, Feature, missing, survey
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.kernel.chain import Chain
+    from holdfast.kernel.descriptors import (
+        Doorbell,
+        above_stdio,
+        duplicate,
+        mapped,
+        open_file,
+        pipe,
+        reopen,
+        socket_pair,
+        stdio_taken,
+    )
+    from holdfast.kernel.features import FEATURES, NEEDED, Feature, missing, survey
+    from holdfast.kernel.files import DONTDUMP, POPULATE, REMOVE, memory_file, reserve, seal
+    from holdfast.kernel.lifetimes import (
+        Child,
+        die_with_parent,
+        end_child,
+        has_ended,
+        is_line,
+        own_handle,
+        pidfd,
+        signal_at_end,
+    )
+    from holdfast.kernel.resource_limits import limit, limit_of, set_limit, set_limit_of
+    from holdfast.kernel.scheduling import cores, let_others_finish, let_others_run, yield_processor
 
 __all__ = [
     "DONTDUMP",
@@ -89,3 +98,41 @@ __all__ = [
     "survey",
     "yield_processor",
 ]
+
+_MODULES = {
+    "chain": ("Chain",),
+    "descriptors": (
+        "Doorbell",
+        "above_stdio",
+        "duplicate",
+        "mapped",
+        "open_file",
+        "pipe",
+        "reopen",
+        "socket_pair",
+        "stdio_taken",
+    ),
+    "files": ("DONTDUMP", "POPULATE", "REMOVE", "memory_file", "reserve", "seal"),
+    "lifetimes": (
+        "Child",
+        "die_with_parent",
+        "end_child",
+        "has_ended",
+        "is_line",
+        "own_handle",
+        "pidfd",
+        "signal_at_end",
+    ),
+    "resource_limits": ("limit", "limit_of", "set_limit", "set_limit_of"),
+    "scheduling": ("cores", "let_others_finish", "let_others_run", "yield_processor"),
+    "features": ("FEATURES", "Feature", "NEEDED", "missing", "survey"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = found  # so that this function is not called again
+    return found

@@ -26,7 +26,7 @@ _NUMBERS: dict[str, dict[str, int]] = {
     "fallocate": {"x86_64": 285, "aarch64": 47, "riscv64": 47, "ppc64le": 309, "s390x": 314},
 }
 _EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434}  # newer calls have one number
-libc = ctypes.CDLL(None, use_errno=True)
+libc: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
 
 class Chain(Generic[P, R]):

@@ -14,9 +14,9 @@ A `Budget` does arithmetic and nothing else; the free memory of the machine come
 
 from __future__ import annotations
 
-import os
 import threading
 
+from holdfast import at_fork
 from holdfast.limits.shares import shares
 
 __all__ = ["Budget", "Share", "for_all", "in_bytes"]
@@ -149,4 +149,4 @@ def _in_child() -> None:
     _for_all = None  # the parent's loaders have nothing in flight in this process
 
 
-os.register_at_fork(after_in_child=_in_child)
+at_fork.in_child(_in_child)

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.introspection.dtypes import AS_NUMPY
 from holdfast.packed.sealed import Writer
-from holdfast.transport.codec import AS_NUMPY
 
 __all__ = ["Plan", "encode", "pickled_items"]
 

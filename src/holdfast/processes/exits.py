@@ -133,7 +133,7 @@ class Exits:
         worker, finding = tried.setup.worker, tried.finding
         if tried.setup.probe is None:
             if finding is not None and finding.leaves:
-                self._inbox.remark_on_resumption(worker, finding)
+                self._inbox.answers.remark_on_resumption(worker, finding)
             self._supervisor.tell(outcome(tried))
         elif finding is not None:
             self._supervisor.upkeep.memory.found(worker, finding)

@@ -36,6 +36,9 @@ class ProcessMethod:
     def driver(self, options: DriverOptions) -> ProcessDriver:
         return ProcessDriver(self._blueprint, self._payload, self.name, self.limits, options)
 
+    def called(self, worker: int) -> str:
+        return f"worker process {worker}"
+
 
 def _payload(blueprint: Blueprint, method: str) -> Payload:
     try:

@@ -29,12 +29,8 @@ RELEASED: Final = 1 << 30  # bytes: enough for the worker to be told at once
 SHARE = 4  # a quarter of the memory may be registered, if the user has given no number
 
 
-def pinner(
-    device: str | None, index: int, limit: int | Literal["auto"] | None, whose: str
-) -> Pinner:
+def pinner(device: str | None, index: int, limit: int | Literal["auto"], whose: str) -> Pinner:
     """What pins for a new iterator. `limit`: the option ``pin_in_place``."""
-    if limit is None:
-        return CopyToPinned(device, index)
     why = unavailable(device)
     if why is not None:
         _warn(whose, why)

@@ -16,6 +16,7 @@ import time
 from functools import partial
 from typing import Any
 
+from holdfast import kernel
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.investigator import Investigator
 from holdfast.autopsy.tally import Tally
@@ -54,6 +55,7 @@ class ProcessDriver:
         self.limits = limits
         self.clock = time.monotonic
         self.backlog = False
+        self.spin = kernel.yield_processor()
         self.investigator = Investigator(
             method, options.workers, options.logbook, stall_timeout=options.stall_timeout
         )

@@ -12,15 +12,13 @@ import pickle
 import select
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast import kernel
 from holdfast.autopsy.blackbox import BlackBoxes
 from holdfast.engine import background
-from holdfast.engine.continuation import StreamProgress
-from holdfast.engine.events import Resumption
+from holdfast.engine.worker_records import WorkerRecord
 from holdfast.processes.channel import Channel, pair
 from holdfast.processes.lifeline import Lifeline
 from holdfast.processes.nursery import Nursery
@@ -29,7 +27,6 @@ from holdfast.processes.protocol import Blueprint, Equipment, Setup
 from holdfast.processes.spare import Assignment
 from holdfast.processes.spawn import Payload
 from holdfast.processes.worker_main import run, warm_up
-from holdfast.samples.bad_sample import BadSample
 from holdfast.transport import arena as arenas
 from holdfast.transport.window import Kept, Window
 from holdfast.worker import blas_threads
@@ -56,29 +53,21 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 @dataclass(slots=True)
-class Slot:
-    """What the driver keeps for each worker id."""
+class Slot(WorkerRecord):
+    """The same for a worker that is a process."""
 
     window: Window
     arena: int  # the arena's descriptor, for replacements
     spoiled: bool = False  # an earlier process may still write to the arena: never use it again
     channel: Channel | None = None
-    generation: int = 0  # of the process that was ordered last
-    active: float = 0.0  # when that was last sent something or heard from
-    ready: bool = False  # it has started
     pid: int | None = None
     exitcode: int | None = None
-    progress: StreamProgress = field(default_factory=StreamProgress)  # of its stream, if it is one
     size: int = 0  # bytes it had of its own when it said that it is too large,
     random_before: bytes | None = None  # and its random state before the last batch
     occupied: bool = False  # a process was ordered whose end has not been told
     dumped: bool = False  # it stalled, and has been told to write its stack and die
     kill_confirmed: bool = False
-    resumptions: deque[Resumption] = field(default_factory=deque)  # ordered and not answered
-    epoch: int = 0  # of its replica
     tidied: bool = False  # it was told to return unused memory, and was sent nothing since
-    reports: tuple[BadSample, ...] = ()  # of the batch whose answer comes next,
-    samples: int | None = None  # and how many it took of a stream, if not as many as asked for
 
 
 class ProcessResources:

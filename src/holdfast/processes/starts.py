@@ -7,22 +7,16 @@ import dataclasses
 import errno
 import resource
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from time import monotonic
 
 from holdfast import kernel
 from holdfast.engine import events as ev
-from holdfast.engine.continuation import (
-    REST,
-    STATE,
-    CannotResume,
-    ResumptionPlan,
-    Way,
-    choose_plan,
-)
+from holdfast.engine.continuation import CannotResume
 from holdfast.engine.driver import DriverOptions
 from holdfast.engine.growth_monitor import MAX_ROUND_BATCHES
 from holdfast.engine.supervisor import Supervisor
+from holdfast.engine.worker_records import setup_for
 from holdfast.errors import WorkerStartError
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.processes.auxiliary import PAYS, AuxiliaryProcesses
@@ -60,12 +54,9 @@ class Starts:
 
     def start(self, order: ev.Start) -> None:
         slot = self._resources.slots[order.worker]
-        slot.generation = order.generation
-        slot.reports, slot.samples = (), None  # of an answer that never came
-        slot.resumptions.clear()
-        slot.occupied, slot.ready, slot.pid = True, False, None
+        slot.begin(order.generation, monotonic())
+        slot.occupied, slot.pid = True, None
         slot.kill_confirmed = slot.dumped = False
-        slot.active = monotonic()
         setup = self._setup(order, *self._random_states(order))
         if isinstance(setup, CannotResume):
             slot.occupied = False
@@ -139,50 +130,18 @@ class Starts:
     ) -> Setup | CannotResume:
         worker, options = order.worker, self._options
         progress = self._resources.slots[worker].progress
-        plan: ResumptionPlan | CannotResume | None = None
-        if options.iterable and (order.generation or isinstance(order, ev.Rehearse)):
-            plan = choose_plan(
-                options.recovery,
-                progress,
-                exhausted=order.exhausted,
-                epochs_done=order.epochs_done,
-                persistent=options.persistent,
-                unfit=order.unfit,
-                random_before=random_before,
-            )
-        if isinstance(plan, CannotResume):
-            return plan
+        setup = setup_for(order, options, progress, random_state, random_before)
+        if isinstance(setup, CannotResume):
+            return setup
         return Setup(
-            worker=worker,
-            generation=order.generation,
-            seeds=progress.seeds,
+            **vars(setup),
             held=(),
-            answered=order.answered,
-            epochs_done=order.epochs_done,
-            batches_done=order.batches_done,
-            exhausted=order.exhausted,
-            random_state=random_state,
-            epoch_state=progress.epoch_state,
             accused=isinstance(order, ev.Start) and order.accused,
-            told=order.told,
-            settled=order.settled,
-            settled_earlier=order.settled_earlier,
             allowance=options.allowance,
-            plan=plan,
-            marks=options.iterable and options.recovery != "raise",
-            states=self._uses_states(STATE, order.unfit),
-            rests=self._uses_states(REST, order.unfit),
             region=worker,
             counts=options.logbook is not None,
             regions=self._resources.boxes.workers,
         )
-
-    def _uses_states(self, way: Way, unfit: Collection[str]) -> bool:
-        """Whether a stream may be continued this way, so that the worker has to give states."""
-        recovery = self._options.recovery
-        if not self._options.iterable or recovery in ("replay", "raise"):
-            return False
-        return recovery == "state" or way not in unfit
 
 
 @contextlib.contextmanager

@@ -162,6 +162,8 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
 class _WorkerProcess:
     """The host of a worker that is a process; see `worker.interface.Host` for most methods."""
 
+    own_process = own_dataset = True
+
     def __init__(
         self,
         setup: Setup,

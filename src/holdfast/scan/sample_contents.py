@@ -1,62 +1,25 @@
-"""What a sample holds: how many bytes, and whether two of them hold the same.
+"""Whether two samples hold the same.
 
-Both consider data as it would arrive in a batch, not Python objects: a number is eight bytes, and
-two arrays with equal contents are equal. Samples may be any objects, so contents that cannot be
-compared are not an error: `digest` returns None for them.
+Data is considered as it would arrive in a batch, not Python objects: two arrays with equal contents
+are equal. Samples may be any objects, so contents that cannot be compared are not an error:
+`digest` returns None for them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-__all__ = ["digest", "weigh"]
+from holdfast.introspection.data_size import is_image
+
+__all__ = ["digest"]
 
 _DEPTH: Final = 12
-_NUMBER: Final = 8
-
-
-def weigh(sample: Any, depth: int = _DEPTH) -> int:
-    """Bytes of data in a sample."""
-    if isinstance(sample, torch.Tensor):
-        if sample.layout is torch.strided:
-            return sample.numel() * sample.element_size()
-        return len(pickle.dumps(sample))
-    if isinstance(sample, (np.ndarray, np.generic)):
-        return int(sample.nbytes)
-    if sample is None or isinstance(sample, (bool, int, float, complex)):
-        return _NUMBER
-    if isinstance(sample, (str, bytes, bytearray)):
-        return len(sample)
-    if depth:
-        parts = _parts(sample)
-        if parts is not None:
-            return sum(weigh(part, depth - 1) for part in parts)
-        if _is_image(sample):
-            return int(sample.width * sample.height * len(sample.getbands()))
-    return sys.getsizeof(sample)
-
-
-def _parts(sample: Any) -> Iterable[Any] | None:
-    if isinstance(sample, Mapping):
-        return sample.values()
-    if isinstance(sample, (list, tuple, set, frozenset)):
-        return sample
-    if _is_image(sample):
-        return None
-    state = getattr(sample, "__dict__", None)
-    return state.values() if isinstance(state, dict) and not callable(sample) else None
-
-
-def _is_image(sample: Any) -> bool:
-    """One of Pillow's, which need not be installed."""
-    return hasattr(sample, "getbands") and hasattr(sample, "tobytes")
 
 
 class _Opaque(Exception):
@@ -87,7 +50,7 @@ def _feed(hasher: Any, sample: Any, depth: int) -> None:
     elif isinstance(sample, (bytes, bytearray)):
         hasher.update(len(sample).to_bytes(8, "little"))
         hasher.update(sample)
-    elif _is_image(sample):
+    elif is_image(sample):
         hasher.update(f"{sample.mode}{sample.size}".encode())
         hasher.update(sample.tobytes())
     else:

@@ -25,10 +25,11 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from holdfast.errors import WorkerLost
+from holdfast.introspection.data_size import weigh
 from holdfast.loader import DataLoader
 from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.batch_outlier import form
-from holdfast.scan.sample_contents import digest, weigh
+from holdfast.scan.sample_contents import digest
 from holdfast.scan.scan_progress import Ranges
 from holdfast.scan.scan_statistics import SampleReading, Tally
 from holdfast.worker.randomness import Randomness, restore_in_process

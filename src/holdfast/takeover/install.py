@@ -17,7 +17,6 @@ library has put around ours stay when ours are withdrawn; ours, below them, then
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -26,7 +25,7 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import DataLoader as TorchLoader
 
-from holdfast import iteration, option_sources, runtime
+from holdfast import at_fork, iteration, option_sources, runtime
 from holdfast.loader import DataLoader
 from holdfast.private_names import BaseDataLoaderIter
 from holdfast.takeover import bootstrap
@@ -206,4 +205,4 @@ def _in_child(new_lock: Callable[[], Any] = _Lock) -> None:
     _lock = new_lock()  # another thread may have held it
 
 
-os.register_at_fork(after_in_child=_in_child)
+at_fork.in_child(_in_child)

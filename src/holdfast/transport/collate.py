@@ -29,9 +29,11 @@ import numpy as np
 import torch
 
 from holdfast import private_names
+from holdfast.introspection.dtypes import AS_NUMPY
 
 from .arena import Arena, Bytes
-from .codec import AS_NUMPY, SMALL
+from .codec import SMALL
+from .stacking import stack_in_thread, stack_into, stack_plainly
 
 __all__ = ["PLACED", "Placement", "install", "stacks"]
 
@@ -62,7 +64,8 @@ def install(arena: Arena) -> None:
     """
     known = private_names.collate_functions
     current = known.get(torch.Tensor)
-    if isinstance(current, _Stack) or (current is _torch_stack and current is not None):
+    torchs = current is not None and current in (_torch_stack, stack_in_thread)
+    if isinstance(current, _Stack) or torchs:
         known[torch.Tensor] = _Stack(arena)
 
 
@@ -90,7 +93,7 @@ class _Stack:
                 return placed
             nbytes = len(batch) * first.nbytes
             if nbytes < SMALL:
-                stacked = _stack_small(batch, first)
+                stacked = stack_plainly(batch, first)  # too small for the arena
                 if stacked is not None:
                     return stacked
             room = self._room((len(batch), *first.shape), first.dtype, nbytes)
@@ -98,14 +101,7 @@ class _Stack:
             return _torch_stack(batch, collate_fn_map=collate_fn_map)
         else:
             room = self._room_like(first, len(batch))
-        try:
-            # With `out`, torch keeps the first one's dtype and a contiguous layout, or refuses.
-            return torch.stack(batch, 0, out=room)
-        except TypeError as error:
-            refused = error
-        for thing in batch:
-            thing.numel()  # torch calls this first, so users get the error they know
-        raise refused
+        return stack_into(room, batch)
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
         if nbytes >= SMALL:
@@ -128,18 +124,6 @@ class _Stack:
         storage = private_names.typed_storage(untyped, first.dtype)
         room: torch.Tensor = first.new(storage).resize_(length, *first.size())
         return room
-
-
-def _stack_small(batch: _Tensors, first: torch.Tensor) -> torch.Tensor | None:
-    """Stack tensors that are too small for the arena into memory that torch allocates. None if
-    that fails or differs from the result with `out`: users know the errors they get with `out`."""
-    try:
-        stacked = torch.stack(batch)
-    except Exception:
-        return None
-    if stacked.dtype is first.dtype and stacked.is_contiguous() and not stacked.requires_grad:
-        return stacked if type(stacked) is torch.Tensor else None
-    return None
 
 
 def _tensor(memory: Bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -40,8 +40,8 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.introspection.attributes import attributes_of, is_a, own_one, slots_of
+from holdfast.introspection.dtypes import AS_NUMPY
 from holdfast.private_names import without_torch_function
-from holdfast.transport.codec import AS_NUMPY
 from holdfast.worker.fingerprint_memory import MemoryReader
 
 __all__ = ["DROPPED_BATCH", "NO_BATCH", "fingerprint", "fingerprint_of_error", "unseen"]

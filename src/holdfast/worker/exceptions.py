@@ -87,14 +87,15 @@ def rebuild(
     keys: Sequence[Any] | None,
     batch: int,
     worker_id: int,
+    called: str | None = None,
     name_of: Callable[[Any], str | None] = lambda index: None,
     whose: str = "",
 ) -> BaseException:
     """In the main process: the exception to raise. `keys`: of the samples in `index`, if that is a
-    batch of them; `whose`: words before it, see `loader_identity`."""
-    message = (
-        f"Caught {failure.name} in DataLoader worker process {worker_id}.\nOriginal {failure.text}"
-    )
+    batch of them; `called`: what the worker is called; `whose`: words before it, see
+    `loader_identity`."""
+    called = called or f"worker process {worker_id}"
+    message = f"Caught {failure.name} in DataLoader {called}.\nOriginal {failure.text}"
     sample, words = _origin(failure, index, keys, batch, worker_id, name_of)
     message = f"{message}\nholdfast: {whose}{words}"
     kind = _first_type(failure.types)

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Subset, default_collate, default_convert
 
 from holdfast.autopsy.blackbox import COLLATE, FETCH
 from holdfast.autopsy.tally import SampleWatch
-from holdfast.transport.arena import Arena
-from holdfast.transport.collate import Placement, stacks
 from holdfast.worker.faults import Faults
 from holdfast.worker.sample_seeding import SampleSeeds, SeededItems, first_key
+
+if TYPE_CHECKING:  # worker threads have none, and run where it cannot be imported
+    from holdfast.transport.arena import Arena
+    from holdfast.transport.collate import Placement
 
 __all__ = ["SELDOM", "Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
 
@@ -52,8 +54,12 @@ class Fetcher:
         self.drop_last = drop_last
         self.recorder = recorder
         self.watch: SampleWatch | None = None  # measures the samples of this batch
-        places = auto_collation and collate_fn is default_collate and stacks()
-        self.arena = arena if places else None
+        self.arena: Arena | None = None
+        if arena is not None and auto_collation and collate_fn is default_collate:
+            from holdfast.transport.collate import Placement, stacks
+
+            self.arena = arena if stacks() else None
+            self._new_placement = Placement
         self.faults = faults
         self.step = "fetch"  # what it was doing when it raised
         # Called after a few samples; returns after how many to call it again.
@@ -93,9 +99,9 @@ class Fetcher:
         except TypeError:
             return None
         if size < 2 or not self._watch:
-            return Placement(self.arena, size) if size > 0 else None
+            return self._new_placement(self.arena, size) if size > 0 else None
         self._watch = False  # one batch is enough
-        return Placement(self.arena, size, self._refilled)
+        return self._new_placement(self.arena, size, self._refilled)
 
     def _refilled(self) -> None:
         self.remark(

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from holdfast.worker.generator_search import MOST, Kept, Link, Search, generator_state
 from holdfast.worker.generator_states import State
+from holdfast.worker.worker_rng import WorkerRng
 
 __all__ = ["Generators", "Own", "Roots"]
 
@@ -74,6 +75,11 @@ class Generators:
     @property
     def paths(self) -> list[str]:
         return [kept.path for kept in self._kept]
+
+    @staticmethod
+    def paths_in(saved: bytes) -> list[str]:
+        """The paths of the generators whose states these are."""
+        return [path for path, _, _ in _roster_of(saved)]
 
     @property
     def waiting(self) -> list[str]:
@@ -264,8 +270,8 @@ class Generators:
 
     def check(self, saved: bytes) -> None:
         """Say if there are other generators here than those whose states were restored."""
-        known = {path for path, _, _ in _roster_of(saved)}
-        more = [path for path in self.paths if path not in known]
+        known = set(self.paths_in(saved))
+        more = [one for one in self.paths if one not in known and not WorkerRng.owns(one)]
         if more:
             self._remark(
                 "generators-changed",
@@ -276,7 +282,8 @@ class Generators:
             )
 
     def _remark_late(self, expected: frozenset[str]) -> None:
-        late = next((path for path in self.paths if path not in expected), None)
+        new = (path for path in self.paths if path not in expected)
+        late = next((path for path in new if not WorkerRng.owns(path)), None)
         if late is None:
             return
         self._expected = None

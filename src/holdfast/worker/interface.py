@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,11 @@ from holdfast.engine.continuation import ResumptionPlan, ResumptionResult
 from holdfast.engine.events import PastNotice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import Policy
-from holdfast.transport.arena import Arena
 from holdfast.worker.faults import Faults
 from holdfast.worker.sample_seeding import EpochSeeds
+
+if TYPE_CHECKING:  # worker threads have none, and run where it cannot be imported
+    from holdfast.transport.arena import Arena
 
 __all__ = [
     "BATCH",
@@ -109,6 +111,11 @@ class Notes(Protocol):
 
 class Host(Protocol):
     """What a worker runs in."""
+
+    own_process: bool
+    """Whether no other worker is in this process: else the global random generators are shared."""
+    own_dataset: bool
+    """Whether no other worker uses the same object as its dataset."""
 
     @property
     def recorder(self) -> Notes: ...

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.introspection.attributes import own
-from holdfast.transport import codec
 
 __all__ = ["explain_pickle_error", "find_unpicklable"]
 
@@ -65,6 +64,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _pickles(value: Any) -> bool:
+    from holdfast.transport import codec  # here: worker threads pickle nothing
+
     try:
         codec.encode(value, None)
     except RuntimeError:

@@ -19,8 +19,9 @@ import random
 import struct
 import sys
 from collections.abc import Iterator
+from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.random  # here, and not first in every worker: NumPy loads it lazily
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from holdfast.private_names import numpy_seeds
 from holdfast.worker.generator_states import State, global_states
 from holdfast.worker.generators import Generators, Own, Roots
+from holdfast.worker.worker_rng import WorkerRng
 
 __all__ = ["OWN_AT", "Randomness", "Snapshot", "restore_in_process", "seed_worker"]
 
@@ -79,16 +81,25 @@ class Keeper(Protocol):
 
 
 class Randomness:
-    """Saves the random state of this process quickly, again and again.
+    """Saves the random state of a worker quickly, again and again.
 
     `roots` returns the objects, with their names, in which generators are searched for; `room` is
-    how many bytes there are for the states of these. `instead`: what is kept in place of the global
-    states, if those are set for each sample anyway (``seeding="sample"``).
+    how many bytes there are for the states of these. `rng` is the worker's own, if it has that.
+    `instead`: what is kept in place of the global states, if those are set for each sample anyway
+    (``seeding="sample"``), or are those of other threads too, and are left alone.
     """
 
     def __init__(
-        self, roots: Roots = tuple, room: int = 1 << 20, instead: list[State] | None = None
+        self,
+        roots: Roots = tuple,
+        room: int = 1 << 20,
+        instead: list[State] | None = None,
+        rng: WorkerRng | None = None,
     ) -> None:
+        self._rng = rng
+        self._rng_count = 0  # generators in it when they were last searched for
+        if rng is not None:
+            roots = partial(_with_rng, roots, rng)
         self.own = Generators(roots, room)
         self._instead = instead
         self._global = global_states() if instead is None else instead
@@ -111,7 +122,9 @@ class Randomness:
         """After a batch, and where it matters before a sample: search for the dataset's own
         generators, because some are made when they are first needed. Whether it was time to."""
         self._until_search -= 1
-        if not self._until_search:
+        if self._rng is not None and self._rng.count != self._rng_count:
+            pass
+        elif not self._until_search:
             self._until_search = self._pause
             self._pause *= 2
         elif monotonic() < self._search_at:
@@ -121,6 +134,8 @@ class Randomness:
 
     def _search(self) -> None:
         start = monotonic()
+        if self._rng is not None:
+            self._rng_count = self._rng.count
         self.own.find_all()
         end = monotonic()
         self._search_at = end + _SHARE * (end - start)
@@ -166,6 +181,13 @@ class Randomness:
         self.search_if_due()
         return [*zip(self._global, self._read(), strict=True), *self.own.snapshot()]
 
+    def seed(self, number: int) -> None:
+        """Seed the global generators, if they are this worker's own."""
+        if self._instead is None:
+            random.seed(number)
+            torch.default_generator.manual_seed(number)  # torch.manual_seed would seed GPUs too
+            np.random.seed(number & 0xFFFFFFFF)
+
     # -- restoring ------------------------------------------------------------------------
 
     def restore(self, saved: bytes, number: int | None = None) -> None:
@@ -179,6 +201,8 @@ class Randomness:
             state.write(saved[at : at + size])
             at += size
         own = saved[OWN_AT:]
+        if self._rng is not None:
+            self._rng.prepare(self.own.paths_in(own))
         self.own.restore(own)
         if number is None:
             return
@@ -201,6 +225,11 @@ def _head(searched: int, states: list[bytes]) -> bytes:
     if len(head) > OWN_AT:
         raise ValueError(f"a random state of {len(head)} bytes does not fit the black box")
     return head
+
+
+def _with_rng(roots: Roots, rng: WorkerRng) -> Iterator[tuple[str, Any]]:
+    yield from roots()
+    yield from rng.made()
 
 
 def restore_in_process(snapshot: Snapshot) -> None:

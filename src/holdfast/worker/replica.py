@@ -24,6 +24,7 @@ from holdfast.worker.randomness import OWN_AT, Randomness, seed_worker
 from holdfast.worker.sample_seeding import EpochSeeds, SampleSeeds, kept_states
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
+from holdfast.worker.worker_rng import WorkerRng
 
 __all__ = ["Replica"]
 
@@ -37,10 +38,12 @@ class Replica:
         self.host = host
         self.dataset = blueprint.dataset
         self.fetcher: MapFetcher | IterableFetcher | None = None
+        self.rng = WorkerRng(blueprint.base_seed, setup.worker)
         seeds = setup.seeds.samples
         self.sample_seeds = None if seeds is None else SampleSeeds(*seeds, setup.worker)
-        instead = kept_states(self.sample_seeds, blueprint.iterable)
-        self.randomness = Randomness(self._roots, host.recorder.room - OWN_AT, instead)
+        instead = [] if not host.own_process else kept_states(self.sample_seeds, blueprint.iterable)
+        room = host.recorder.room - OWN_AT
+        self.randomness = Randomness(self._roots, room, instead, self.rng)
         self.broken: Failure | None = None  # what went wrong in setting up
         self.broken_mark = NO_BATCH  # its fingerprint
         self.told_error: BaseException | None = None
@@ -51,11 +54,17 @@ class Replica:
     def become(self) -> None:
         """Be what torch's worker with this id would be."""
         worker, blueprint = self.setup.worker, self.blueprint
-        seed = seed_worker(blueprint.base_seed, worker)
+        if self.host.own_process:
+            seed_worker(blueprint.base_seed, worker)
         self.seed_datapipe(self.setup.seeds.shared)
         self.host.publish(
             new_worker_info(
-                id=worker, num_workers=blueprint.num_workers, seed=seed, dataset=self.dataset
+                id=worker,
+                num_workers=blueprint.num_workers,
+                seed=blueprint.base_seed + worker,
+                dataset=self.dataset,
+                rng=self.rng,
+                worker_method="multiprocessing" if self.host.own_process else "thread",
             )
         )
         if blueprint.worker_init_fn is not None:
@@ -72,7 +81,10 @@ class Replica:
     # -- notices --------------------------------------------------------------------------
 
     def hear(self, change: bytes) -> None:
-        """Hear a notice. An error takes the place of the next batch."""
+        """Hear a notice. An error takes the place of the next batch. A dataset that is shared with
+        the trainer was changed there."""
+        if not self.host.own_dataset:
+            return
         try:
             pickle.loads(change)(self.dataset)
         except BaseException as error:
@@ -141,9 +153,11 @@ class Replica:
             self.fetcher.made = state["made"]
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
-        """What may have random generators of its own."""
-        yield "dataset", self.dataset
-        yield "collate_fn", self.blueprint.collate_fn
-        yield "on_bad_sample", self.blueprint.on_bad_sample
+        """What may have random generators that are this worker's own."""
+        if self.host.own_dataset:
+            yield "dataset", self.dataset
+        if self.host.own_process:
+            yield "collate_fn", self.blueprint.collate_fn
+            yield "on_bad_sample", self.blueprint.on_bad_sample
         if isinstance(self.fetcher, IterableFetcher):
             yield "iterator", self.fetcher.iterator

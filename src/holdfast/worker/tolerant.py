@@ -23,14 +23,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.autopsy.blackbox import FETCH
 from holdfast.errors import PoisonSample, WorkerError
@@ -38,11 +34,13 @@ from holdfast.samples import bad_sample, batch_outlier, substitute
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import Given, Policy
 from holdfast.samples.substitute import BatchHints
-from holdfast.transport.collate import Placement
 from holdfast.worker.exceptions import without_our_frames
 from holdfast.worker.fetch import Fetcher
 from holdfast.worker.randomness import Randomness, restore_in_process
 from holdfast.worker.sample_seeding import kept_states
+
+if TYPE_CHECKING:
+    from holdfast.transport.collate import Placement
 
 __all__ = ["DROPPED", "Batch", "Row", "TolerantFetcher", "Trouble"]
 
@@ -138,10 +136,7 @@ class TolerantFetcher(Fetcher):
     def _with_own_randomness(self, *seed: int) -> Iterator[None]:
         before = self._random_state()
         if seed and self.seeds is None:
-            number = substitute.seed_for(*seed)
-            random.seed(number)
-            torch.default_generator.manual_seed(number)  # torch.manual_seed would seed GPUs too
-            np.random.seed(number & 0xFFFFFFFF)
+            self.randomness.seed(substitute.seed_for(*seed))
         try:
             yield
         finally:

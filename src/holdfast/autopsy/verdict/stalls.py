@@ -46,7 +46,8 @@ def stall(e: Evidence) -> Verdict | None:
         )
     function = f", in the kernel's {seen.wchan}" if seen.wchan else ""
     state = _STATES.get(seen.state, f"in state {seen.state}")
-    said = f"before it was killed it was {state}{function}"
+    end = "given up" if e.start_method == "thread" else "killed"
+    said = f"before it was {end} it was {state}{function}"
     if seen.wchan and _FROZEN.search(seen.wchan):
         return verdict("stopped", "high", said, "that is the kernel's freezer")
     if seen.state in "Tt":

@@ -30,6 +30,7 @@ class Limits:
     first_pause: float = 0.1  # seconds
     longest_pause: float = 5.0
     killable: bool = True  # False: a worker that does not exit by itself is abandoned at once
+    stuck: int | None = None  # abandoned workers that still run, beyond which the run ends
     grace: float = 1.0  # seconds a worker has to finish its item when the pool closes
     check_interval: float = 5.0  # seconds between two checks of the workers, at most
     exit_report_wait: float = 0.5  # seconds to wait for reports of exits that have happened

@@ -130,7 +130,8 @@ class GaveUp:
     """Why workers are no longer replaced."""
 
     reason: str
-    """ "restart-limit", "cannot-start", "cannot-catch-up", "shortage", "stream" or "refused"."""
+    """ "restart-limit", "cannot-start", "cannot-catch-up", "shortage", "stuck", "stream" or
+    "refused"."""
     worker: int
     deaths: tuple[Exit, ...] = ()
     why: str = ""  # for "stream": why it is not continued

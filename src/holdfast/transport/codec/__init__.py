@@ -22,6 +22,6 @@ A frame: header | table (marshal) | pickle | small spans | large spans.
 
 from holdfast.transport.codec.decoding import Parcel, decode
 from holdfast.transport.codec.encoding import encode, encode_for_start
-from holdfast.transport.codec.frame import AS_NUMPY, SMALL
+from holdfast.transport.codec.frame import SMALL
 
-__all__ = ["AS_NUMPY", "SMALL", "Parcel", "decode", "encode", "encode_for_start"]
+__all__ = ["SMALL", "Parcel", "decode", "encode", "encode_for_start"]

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from holdfast.introspection.dtypes import AS_NUMPY
 from holdfast.transport.arena import Bytes
 from holdfast.transport.codec.frame import (
     ALIGN,
     ARRAY,
-    AS_NUMPY,
     BARE,
     BUFFER,
     DTYPES,

@@ -1,0 +1,1 @@
+"""Workers that are threads of the trainer (``worker_method="thread"``)."""
