@@ -13,7 +13,6 @@ from torch.utils.data._utils import collate as torch_collate
 from holdfast.autopsy.blackbox import BlackBoxes, CountingRecorder, Recorder
 from holdfast.samples.policy import Policy
 from holdfast.transport import collate
-from holdfast.worker import fetch
 from holdfast.worker.fetch import SELDOM, IterableFetcher, MapFetcher
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -67,7 +66,7 @@ def test_after_small_samples_large_ones_are_looked_for_seldom_and_found(
             looked.append(number)
             super().__init__(*args)
 
-    monkeypatch.setattr(fetch, "Placement", Placement)
+    monkeypatch.setattr(collate, "Placement", Placement)
     if "Tolerant" in kind.__name__:
         parts |= {"policy": Policy("skip"), "worker_id": 0}
     fetcher = kind(Samples(large_from=SELDOM + 2), **parts)
