@@ -75,9 +75,13 @@ def test_get_worker_info_tells_all_that_torchs_tells(loader_class: Loader, conte
         assert told["id"] == worker
         assert told["num_workers"] == 2
         assert told["seed"] == told["initial seed"]
-        assert told["more"] == expected["more"]  # none of it before torch 2.13
+        if loader_class is STOCK:
+            assert told["more"] == expected["more"]  # none of it before torch 2.13
+        else:  # ours has generators of its own there: docs/worker-methods.md
+            assert told["more"].pop("rng", None) is not None
+            assert told["more"].get("worker_method", "multiprocessing") == "multiprocessing"
         assert told["type"] == "torch.utils.data._utils.worker.WorkerInfo"
-        assert re.findall(r"\w+=", told["repr"]) == re.findall(r"\w+=", expected["repr"])
+        assert set(re.findall(r"\w+=", expected["repr"])) <= set(re.findall(r"\w+=", told["repr"]))
         assert told["threads"] == 1
         assert told["comm"] == "pt_data_worker"
         assert told["main thread"]

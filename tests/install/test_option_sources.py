@@ -55,6 +55,7 @@ RIGHT = [
     ("ITERABLE_RECOVERY", "replay", "iterable_recovery", "replay"),
     ("PIN_IN_PLACE", "8GiB", "pin_in_place", "8GiB"),
     ("SEEDING", "sample", "seeding", "sample"),
+    ("WORKER_METHOD", "thread", "worker_method", "thread"),
     ("SEEDING", "sample, 1234", "seeding", ("sample", 1234)),
 ]
 

@@ -42,6 +42,8 @@ OPTIONS = {
     "worker-memory-limit": ("BYTES | 1GiB | auto | none", "Replace a worker that is larger."),
     "name": ("NAME", "What messages call every loader."),
     "iterable-recovery": ("auto | state | replay | raise", "How a stream goes on after a death."),
+    "worker-method": ("multiprocessing | thread", "What workers are: processes or threads."),
+    "seeding": ("worker | sample | sample,1234", "Seed generators for each worker or sample."),
     "pin-in-place": ("BYTES | 8GiB | auto", "Pin batches where they are (experimental)."),
 }
 """Those of `holdfast.DataLoader`, as texts."""

@@ -50,6 +50,9 @@ class WorkerRng(RngContainer):
         object.__setattr__(self, name, made)
         return made
 
+    def __repr__(self) -> str:  # the inherited one would make them
+        return f"<random generators of worker {self._seeds[1]}>"
+
     def __reduce__(self) -> Any:
         parts = (self.random_generator, self.torch_generator, self.numpy_generator)
         return RngContainer, parts
