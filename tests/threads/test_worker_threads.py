@@ -197,6 +197,9 @@ def test_a_closed_loader_leaves_a_stuck_thread_and_says_where_it_is(
     loader = threads(Drawing(40, gate))
     batches = iter(loader)
     next(batches)
+    deadline = time.monotonic() + 20
+    while gate.at and time.monotonic() < deadline:  # until the other worker is in there
+        time.sleep(0.01)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "holdfast"):
         loader.close()
