@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-all test-frameworks test-report test-versions bench lint format docs causes pictures clean
+.PHONY: help demo test test-slow test-all test-frameworks test-report test-versions bench lint format dist docs causes pictures clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -27,6 +27,7 @@ help:
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff rewrite what it can'
+	@echo 'make dist      sdist and wheel, and the wheel tried in an environment of its own'
 	@echo 'make docs      check links in the docs and run their examples'
 	@echo 'make pictures  take the pictures of the docs, with Chromium'
 	@echo 'make causes    write docs/causes from the catalogue of causes'
@@ -69,6 +70,11 @@ format: $(VENV)/.has-lint
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
+dist: $(VENV)/.has-dist
+	rm -rf dist
+	$(RUN) -m build --outdir dist .
+	$(RUN) .ci/try_wheel.py dist/*.whl
+
 docs: $(VENV)/.has-test
 	$(RUN) -m holdfast.explain.catalogue_pages --check docs/causes
 	$(RUN) -m pytest tests/docs $(PYTEST_ARGS)
@@ -77,7 +83,7 @@ causes: $(VENV)/.has-test
 	$(RUN) -m holdfast.explain.catalogue_pages docs/causes
 
 clean:
-	rm -rf $(VENV) .versions build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
