@@ -28,7 +28,7 @@ help:
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff rewrite what it can'
 	@echo 'make dist      sdist and wheel, and the wheel tried in an environment of its own'
-	@echo 'make docs      check links in the docs and run their examples'
+	@echo 'make docs      check links in the docs, run their examples, and build the site (build/site)'
 	@echo 'make pictures  take the pictures of the docs, with Chromium'
 	@echo 'make causes    write docs/causes from the catalogue of causes'
 
@@ -75,9 +75,11 @@ dist: $(VENV)/.has-dist
 	$(RUN) -m build --outdir dist .
 	$(RUN) .ci/try_wheel.py dist/*.whl
 
-docs: $(VENV)/.has-test
+docs: $(VENV)/.has-docs
 	$(RUN) -m holdfast.explain.catalogue_pages --check docs/causes
 	$(RUN) -m pytest tests/docs $(PYTEST_ARGS)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo 'the site: build/site/index.html'
 
 causes: $(VENV)/.has-test
 	$(RUN) -m holdfast.explain.catalogue_pages docs/causes
