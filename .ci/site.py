@@ -24,6 +24,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 import holdfast
+from holdfast import metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_THE_TOP = {
@@ -68,8 +69,11 @@ def on_files(files: Any, config: Any) -> Any:
         sources |= _sources(path, (ROOT / path).read_text(encoding="utf-8"))
     for path in sorted(sources):
         files.append(File.generated(config, _uri(path), content=_source_page(path)))
-    names = "\n\n".join(f"::: holdfast.{name}" for name in holdfast.__all__)
-    intro = "What `holdfast` exports, from its docstrings. Anything below it is private."
+    public = [*holdfast.__all__, *(f"metrics.{name}" for name in metrics.__all__)]
+    names = "\n\n".join(f"::: holdfast.{name}" for name in public)
+    intro = (
+        "What `holdfast` and `holdfast.metrics` export, from docstrings. Anything else is private."
+    )
     files.append(File.generated(config, "api.md", content=f"# API reference\n\n{intro}\n\n{names}"))
     return files
 

@@ -10,6 +10,7 @@ from holdfast import iteration, options, runtime
 from holdfast.autopsy.incident import Incident
 from holdfast.engine.stats import Stats
 from holdfast.limits import gauge
+from holdfast.loader_identity import LoaderIdentity, name_of, rank
 from holdfast.readable import Figures, Incidents
 from holdfast.samples.bad_sample import BadSample
 
@@ -77,6 +78,12 @@ class Report:
         return self._state.why_torchs if self.engine == "torch" else ""
 
     @property
+    def identity(self) -> LoaderIdentity:
+        """What messages call it: its name, or its dataset's, and the rank if there are several."""
+        name = self.options["name"] or name_of(self.loader.dataset)
+        return LoaderIdentity(name, rank().told)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options that hold for it: its own, else what is installed, else the environment's."""
         return iteration.option_values(self.loader)
@@ -93,6 +100,11 @@ class Report:
         """Samples that were bad so far, each once, in the order in which they were met."""
         return list(self._state.ledger.bad_samples)
 
+    @property
+    def bad_sample_count(self) -> int:
+        """How many samples were bad so far; copies nothing."""
+        return len(self._state.ledger.bad_samples)
+
     def stats(self) -> dict[str, int | float | None]:
         """Batches, bytes, waits, restarts, incidents so far; see `DataLoader.stats`."""
         state = self._state
@@ -108,8 +120,8 @@ class Report:
         loader. Reading takes about 20 ms per GB. Empty if the engine is torch's."""
         found: dict[int, int] = {}
         for pool in self._state.pools():
-            for worker in range(pool.machine.workers):
-                pid = pool.pid(worker)
+            for worker in range(pool.machine.workers if pool.running else 0):
+                pid = pool.driver.handle(worker).pid  # without waiting for one that is starting
                 size = None if pid is None else gauge.private(pid)
                 if size is not None:
                     found[worker] = found.get(worker, 0) + size
@@ -122,5 +134,5 @@ class Report:
         return (
             f"<holdfast.Report of {type(self.loader).__qualname__}: {engine}{why}, "
             f"{stats.batches} batches, {stats.incidents} incidents, "
-            f"{len(self._state.ledger.bad_samples)} bad samples>"
+            f"{self.bad_sample_count} bad samples>"
         )

@@ -41,7 +41,17 @@ from holdfast.packed.large_containers import advice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Ledger
 
-__all__ = ["REMEMBERED", "Runtime", "Totals", "close", "living", "of", "reduced", "totals"]
+__all__ = [
+    "REMEMBERED",
+    "Runtime",
+    "Totals",
+    "close",
+    "living",
+    "loaders",
+    "of",
+    "reduced",
+    "totals",
+]
 
 log = logging.getLogger("holdfast")
 
@@ -242,6 +252,12 @@ def _enter(loader: Any) -> Runtime:
 
     # One step: another thread may be at the same.
     return _table.setdefault(key, (weakref.ref(loader, gone), Runtime()))[1]
+
+
+def loaders() -> list[Any]:
+    """All loaders that are still there and were asked about, or iterated."""
+    found = [ref() for ref, _ in list(_table.values())]
+    return [loader for loader in found if loader is not None]
 
 
 def living() -> list[Runtime]:

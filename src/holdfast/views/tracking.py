@@ -134,11 +134,10 @@ class Track(Generic[T]):
         began = time.monotonic()
         if began < self._read_memory:
             return
-        workers = getattr(self._iterator, "_workers", None)
-        if workers is None:  # an iterator of a framework's
-            sizes = list(self._report.worker_bytes().values())
-        else:
-            sizes = [gauge.private(one.pid) or 0 for one in workers if one.pid is not None]
+        sizes = list(self._report.worker_bytes().values())
+        if self._report.engine != "holdfast":
+            workers = getattr(self._iterator, "_workers", ())
+            sizes = [gauge.private(one.pid) or 0 for one in workers]
         own = gauge.private("self")
         self.memory = None if own is None else own + sum(sizes)
         took = time.monotonic() - began
