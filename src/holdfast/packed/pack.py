@@ -101,6 +101,7 @@ def pack(dataset: Any, *, minimum: int = LARGE, trust: Iterable[str] = ()) -> Pa
     ...         self.samples = [(f"/data/{number:07d}.jpg", number % 10) for number in range(20000)]
     ...
     >>> dataset = Paths()
+    >>> import holdfast
     >>> report = holdfast.pack(dataset)
     >>> type(dataset.samples).__name__, dataset.samples[-1]
     ('PackedList', ('/data/0019999.jpg', 9))
