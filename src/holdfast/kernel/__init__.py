@@ -22,13 +22,15 @@ Our descriptors are never 0, 1 or 2. Where one of these is closed (daemons, laun
 next descriptor that is opened takes its number. A child that gets a new standard input would then
 lose our file, and output to standard error would be written into it.
 
-The modules are imported when something in them is first used: not every platform can import them,
-and worker threads run without.
+Not every platform can import the modules, and worker threads run without. So elsewhere than on
+Linux they are imported when something in them is first used. On Linux they are imported at once: a
+process that has no descriptor left, or has given up its rights, cannot import anything later.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -136,3 +138,8 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = found  # so that this function is not called again
     return found
+
+
+if sys.platform == "linux":
+    for _name in _MODULE_OF:
+        __getattr__(_name)
