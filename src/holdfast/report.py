@@ -115,16 +115,25 @@ class Report:
         figures["budget_bytes"] = state.budget_for(budget).limit
         return figures
 
-    def worker_bytes(self) -> dict[int, int]:
-        """Private bytes of each worker that is running, by its number; over all iterators of the
-        loader. Reading takes about 20 ms per GB. Empty if the engine is torch's."""
-        found: dict[int, int] = {}
+    def worker_pids(self) -> list[tuple[int, int]]:
+        """Number and pid of each worker that is a running process, of all iterators of the loader.
+        Does not wait for one that is starting. Empty if the engine is torch's."""
+        found = []
         for pool in self._state.pools():
             for worker in range(pool.machine.workers if pool.running else 0):
-                pid = pool.driver.handle(worker).pid  # without waiting for one that is starting
-                size = None if pid is None else gauge.private(pid)
-                if size is not None:
-                    found[worker] = found.get(worker, 0) + size
+                pid = pool.driver.handle(worker).pid
+                if pid is not None:
+                    found.append((worker, pid))
+        return found
+
+    def worker_bytes(self) -> dict[int, int]:
+        """Private bytes of each of them, by its number; over all iterators of the loader. Reading
+        takes about 20 ms per GB."""
+        found: dict[int, int] = {}
+        for worker, pid in self.worker_pids():
+            size = gauge.private(pid)
+            if size is not None:
+                found[worker] = found.get(worker, 0) + size
         return found
 
     def __repr__(self) -> str:

@@ -73,6 +73,7 @@ def test_a_scrape_over_http_has_the_figures_of_a_run(tmp_path: Path) -> None:
         batches = iter(loader)
         for _ in range(8):
             next(batches)
+        assert len(loader.incidents) == 1  # it is counted once its death was examined
         found: dict[tuple[str, tuple[str, ...]], float] = {}
 
         def told() -> bool:

@@ -9,6 +9,7 @@ incidents come from holdfast.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from holdfast.autopsy.machine_facts import in_words
-from holdfast.limits import gauge
+from holdfast.autopsy.readers import procfs
 from holdfast.loader_identity import rank
 from holdfast.report import Report, of
 from holdfast.views.scan_report import LINE_INTERVAL, console, in_time
@@ -75,10 +76,11 @@ class Track(Generic[T]):
             self.total = len(self)
         except TypeError:  # a stream
             self.total = None
-        self.done, self._waited, self._read_memory = 0, 0.0, 0.0
+        self.done, self._read_memory = 0, 0.0
         self._incidents = self._incidents_so_far()
         self._began = self._now = time.monotonic()
         self._iterator = iter(self._loader)  # workers are forked before anything is drawn
+        self._waited = time.monotonic() - self._began
         try:
             with ExitStack() as shown:
                 yield from self._batches(self._iterator, *_way(shown))
@@ -129,17 +131,17 @@ class Track(Generic[T]):
         return int(self._report.stats()["incidents"] or 0)
 
     def _look_at_memory(self) -> None:
-        """Private bytes of this process and its workers. Reading them takes longer the larger they
-        are."""
+        """Bytes of this process and its workers; what they share counts once. Reading them takes
+        longer the larger they are."""
         began = time.monotonic()
         if began < self._read_memory:
             return
-        sizes = list(self._report.worker_bytes().values())
+        pids = [pid for _, pid in self._report.worker_pids()]
         if self._report.engine != "holdfast":
-            workers = getattr(self._iterator, "_workers", ())
-            sizes = [gauge.private(one.pid) or 0 for one in workers]
-        own = gauge.private("self")
-        self.memory = None if own is None else own + sum(sizes)
+            pids = [one.pid for one in getattr(self._iterator, "_workers", ())]
+        sizes = [procfs.rollup(pid) or {} for pid in (os.getpid(), *pids)]
+        # Each page counts for a process by the part that it has of it.
+        self.memory = sum(size.get("Pss", 0) for size in sizes) or None
         took = time.monotonic() - began
         self._read_memory = began + max(MEMORY_READ, took / MEMORY_SHARE)
 
