@@ -11,6 +11,7 @@
     │   ├── NoSubstitute                  no good sample was found to replace a bad one
     │   └── UnusualExit                   SystemExit, KeyboardInterrupt … raised by a sample
     ├── TooManyBadSamples (RuntimeError)  more bad samples than `max_bad_samples` allows
+    ├── StateError (ValueError)           a state that this loader cannot be resumed from
     └── LoaderClosed (RuntimeError)       next() on an iterator that was closed or interrupted
 
 The only warning is `BadSampleWarning` (UserWarning).
@@ -31,6 +32,7 @@ __all__ = [
     "PoisonSample",
     "ReplicaLost",
     "RestartLimitExceeded",
+    "StateError",
     "StreamLost",
     "TooManyBadSamples",
     "UnusualExit",
@@ -54,6 +56,11 @@ class WorkerLost(WorkerError):
 
 class RestartLimitExceeded(WorkerLost):
     """More workers died within the period than ``max_restarts`` allows."""
+
+
+class StateError(HoldfastError, ValueError):
+    """``load_state_dict`` was given a state from which this loader cannot be resumed. The message
+    says what does not fit and what to do. The loader is as it was."""
 
 
 class StreamLost(WorkerLost):

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch.utils.data
 
-from holdfast import option_sources, options, private_names, runtime
+from holdfast import option_sources, options, private_names, resumption, runtime
 from holdfast.autopsy.logbook import Logbook
 from holdfast.code_origin import users_level
+from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.iterator import WorkerIterator
 from holdfast.engine.serial import SerialIterator
 from holdfast.loader_identity import LoaderIdentity, name_of
@@ -140,7 +141,17 @@ def new_iterator(
     state.ledger.logbook, state.ledger.origin = logbook, origin
     if loader.num_workers == 0:
         state.engine = "holdfast"
-        return SerialIterator(loader, chosen, state.stats, state.ledger, state.epochs)
+        with resumption.beginning(loader) as (bookmark, resumed):
+            return SerialIterator(
+                loader,
+                chosen,
+                state.stats,
+                state.ledger,
+                state.epochs,
+                bookmark,
+                resumed,
+                origin,
+            )
     if chosen.worker_method == "multiprocessing":
         why_not = _no_processes()
         if why_not is not None:
@@ -150,7 +161,8 @@ def new_iterator(
     loader.check_worker_number_rationality()
     state.advise(loader.dataset, loader.num_workers, origin)
     state.engine = "holdfast"
-    return _worker_iterator(loader, state, chosen, origin)
+    with resumption.beginning(loader) as (bookmark, resumed):
+        return _worker_iterator(loader, state, chosen, origin, bookmark, resumed)
 
 
 def _no_processes() -> str | None:
@@ -172,7 +184,12 @@ def _no_processes() -> str | None:
 
 
 def _worker_iterator(
-    loader: Any, state: Runtime, chosen: Settings, origin: LoaderIdentity
+    loader: Any,
+    state: Runtime,
+    chosen: Settings,
+    origin: LoaderIdentity,
+    bookmark: Bookmark,
+    resumed: Checkpoint | None,
 ) -> WorkerIterator:
     return WorkerIterator(
         loader,
@@ -189,6 +206,8 @@ def _worker_iterator(
         state.explained,
         state.epochs,
         state.add,
+        bookmark,
+        resumed,
     )
 
 

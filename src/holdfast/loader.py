@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from holdfast import broadcast, iteration, option_sources, options, runtime
+from holdfast import broadcast, iteration, option_sources, options, resumption, runtime
 from holdfast.autopsy.incident import Incident
 from holdfast.broadcast import Change
 from holdfast.engine.continuation import Recovery
@@ -89,6 +89,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         logbook: a folder that fills while the loader is used: what went wrong with workers and
             why, how memory developed, and which run it was. It stays readable whatever kills the
             run; ``holdfast incidents FOLDER`` tells its story.
+        snapshot_every_n_steps: accepted because torchdata's StatefulDataLoader has it, and without
+            effect: `state_dict` is always exact, and what is kept for it costs nothing.
         name: what messages, incidents and the logbook call this loader, such as ``"train"``;
             ``None`` to call it after its dataset's class.
     """
@@ -126,6 +128,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_in_place: Memory = None,
         seeding: Seeding = option_sources.WORKER,
         worker_method: WorkerMethodName = option_sources.MULTIPROCESSING,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         self._prefetch_given = prefetch_factor is not None
         super().__init__(
@@ -160,6 +163,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.pin_in_place = pin_in_place
         self.seeding = seeding
         self.worker_method = worker_method
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         iteration.check_options(self)
         options.check_places(quarantine=quarantine)
         replaced_loaders.keep_class()
@@ -227,6 +231,39 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         that have it; of the dataset in every worker too, as `broadcast` does. With
         ``seeding="sample"`` the next epoch has this number, and later ones those after it."""
         broadcast.set_epoch(self, epoch)
+
+    # -- resuming -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is, for another process to go on from there.
+
+        It counts the batches that you have had, not those that were made ahead, and may be called
+        at any time: before, during and after an epoch, from any thread. It is plain data:
+        ``json.dumps`` takes it. docs/resume.md says what is in it.
+
+        >>> loader = DataLoader([1, 2, 3, 4, 5], batch_size=2, num_workers=1)
+        >>> for batch in loader:
+        ...     state = loader.state_dict()
+        ...     break
+        >>> state["batches"]
+        1
+        """
+        return resumption.state_dict(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Have the next ``iter()`` go on from a state: the rest of that epoch comes, batch for
+        batch and bit for bit as it would have come without the break.
+
+        >>> again = DataLoader([1, 2, 3, 4, 5], batch_size=2, num_workers=1)
+        >>> again.load_state_dict(state)
+        >>> [batch.tolist() for batch in again]
+        [[3, 4], [5]]
+
+        A state that does not fit this loader is a :class:`StateError`, which says what differs and
+        leaves the loader as it was. With ``strict=False`` that is a warning, and the loader goes
+        on as near to the state as possible.
+        """
+        resumption.load_state_dict(self, state_dict, strict=strict)
 
     # -- iterating ------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import at_fork
 from holdfast.autopsy.incident import Incident
@@ -40,6 +40,10 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.packed.large_containers import advice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Ledger
+
+if TYPE_CHECKING:
+    from holdfast.engine.checkpoint import Bookmark
+    from holdfast.resumption import Loaded
 
 __all__ = [
     "REMEMBERED",
@@ -113,6 +117,9 @@ class Runtime:
         self.growth_warnings = GrowthWarnings()  # of growth, over all epochs
         self.explained: set[Hashable] = set()  # kinds of death
         self.budget = Budget(None)  # of this loader's own, if it was given a number
+        self.bookmark: Bookmark | None = None  # of the iterator that was made last
+        self.loaded: Loaded | None = None  # a state that the next iterator begins with
+        self.texts: dict[str, tuple[bytes, str]] = {}  # random states as they were told last
 
     def settle(self) -> None:
         """In a process forked from the one that used this loader: start afresh."""

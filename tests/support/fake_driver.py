@@ -24,6 +24,7 @@ from holdfast.autopsy.readers import Roots
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
+from holdfast.engine.checkpoint import WorkerCheckpoint
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.epoch import Taken
 from holdfast.engine.machine import Machine
@@ -207,6 +208,9 @@ class FakeDriver:
         pass
 
     # -- facts ----------------------------------------------------------------------------
+
+    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
+        return WorkerCheckpoint(seat)
 
     def progress(self, worker: int) -> Progress:
         process = self.living.get(worker)

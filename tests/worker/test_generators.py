@@ -559,7 +559,7 @@ def test_a_batch_that_makes_what_is_waited_for_is_made_once_more_from_its_state(
         worker.replica.make_fetcher()
         worker.randomness.restore(saved, 1)
         with pytest.raises(OSError, match="as it did") if fails else contextlib.nullcontext():
-            worker._fetch_with_waiting_states(1, [0], None)
+            worker.randomness.from_waiting_states(lambda: worker._fetch(1, [0], None))
         assert fresh.tries == [rng(1).random(), dead[0]]
         assert not worker.randomness.own.waiting
         assert not worker.randomness.own.remarks
@@ -571,7 +571,8 @@ def test_of_one_that_the_first_batch_does_not_make_that_is_said() -> None:
     with worker_here(LazyDataset(makes=False)) as worker:
         worker.replica.make_fetcher()
         worker.randomness.restore(Randomness(lambda: [("dataset", dead)]).saved(), 1)
-        assert worker._fetch_with_waiting_states(1, [7], None) == [7.0]
+        made = worker.randomness.from_waiting_states(lambda: worker._fetch(1, [7], None))
+        assert made == [7.0]
         assert not worker.randomness.own.waiting
         ((about, words),) = worker.randomness.own.remarks
     assert about == "generators-missing"

@@ -36,6 +36,11 @@ for the first time in such a pool, a separate process tests that (`PROBE`): it l
 calls ``iter()`` twice. If the second iterator begins where the first did, this pool does not use
 states. The state of an iterator has no such effect.
 
+A run that is continued in another process (``loader.load_state_dict``) begins its streams in the
+same ways. What was delivered before, up to the last batch, is then known by one number, its
+`digest`, instead of one for each batch: a replay computes the same number, and compares it when it
+gets there.
+
 `REST` is a replay in a later epoch of a persistent worker. It begins with the state that the
 dataset had between the epochs. `REPLAY` loads nothing, and passes the earlier epochs by drawing one
 sample of each.
@@ -46,9 +51,10 @@ This module has what both sides know. What the new process does is in `worker.st
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from holdfast.worker.batch_fingerprint import NO_BATCH
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
@@ -68,10 +74,12 @@ __all__ = [
     "Recovery",
     "ResumptionPlan",
     "ResumptionResult",
+    "StreamPoint",
     "StreamProgress",
     "Way",
     "cannot_resume",
     "choose_plan",
+    "extended",
 ]
 
 Recovery = Literal["auto", "state", "replay", "raise"]
@@ -92,12 +100,35 @@ RAISED_AGAIN: Final = "drawn again the stream raised"
 TO_DO: Final = "To have it repeat itself, and how: holdfast explain stream-not-repeatable"
 
 
+def extended(digest: int, mark: int) -> int:
+    """The digest of a sequence of fingerprints, from that of all but the last, and the last."""
+    return (digest * _FACTOR + mark) & _WORD
+
+
+_FACTOR: Final = 0x9E3779B97F4A7C15
+_WORD: Final = (1 << 64) - 1
+
+
+class StreamPoint(NamedTuple):
+    """A stream after one of its answers in this epoch."""
+
+    mark: int  # of this answer
+    digest: int | None  # of all fingerprints before it; None if they are not known
+    state: bytes | None
+    state_before: bytes | None
+
+
 @dataclass(slots=True)
 class StreamProgress:
     """What the main process keeps about one worker's stream: its position, and how to get there."""
 
     marks: array[int] = field(default_factory=lambda: array("Q"))
-    """The fingerprints of the batches delivered in this epoch."""
+    """The fingerprints of the batches delivered in this epoch, except for the first few, if these
+    were delivered by another run: see `earlier`."""
+    earlier: int = 0
+    """How many batches were delivered before those in `marks`,"""
+    earlier_digest: int | None = None
+    """and the digest of their fingerprints; None if it is not known."""
     state: bytes | None = None
     """Of the dataset, after the last answer; see `stream_resumption.state_now`."""
     state_before: bytes | None = None
@@ -113,21 +144,39 @@ class StreamProgress:
     """Why there is no state, if the dataset should have given one."""
     raised: int = 0
     """How many processes in a row have failed with an exception on the way."""
+    digest: int | None = 0
+    """Of all fingerprints of this epoch."""
+    trusted: bool = False
+    """Go on from the state, although there is nothing to compare it with."""
+    recent: deque[StreamPoint] = field(default_factory=deque)
+    """After each of the last answers of this epoch, for ``loader.state_dict()``."""
 
-    def received(self, mark: int, state: bytes | None) -> None:
-        """An answer has arrived."""
-        self.state_before = self.state if self.marks and mark != NO_BATCH else None
-        self.state = state
+    @property
+    def delivered(self) -> int:
+        """Batches of this epoch that were delivered."""
+        return self.earlier + len(self.marks)
+
+    def received(self, mark: int, state: bytes | None, keep: int = 2) -> None:
+        """An answer has arrived. What is known after each of the last `keep` answers is kept."""
+        before = self.state if self.marks and mark != NO_BATCH else None
+        self.state_before, self.state, self.trusted = before, state, False
         if state is not None:
             self.state_error = ""
+        self.recent.append(StreamPoint(mark, self.digest, state, before))
+        while len(self.recent) > keep:
+            self.recent.popleft()
         if mark != NO_BATCH:
             self.marks.append(mark)
+            if self.digest is not None:
+                self.digest = extended(self.digest, mark)
 
     def resumed(self, epoch_state: bytes, seeds: EpochSeeds = NO_SEEDS) -> None:
         """Another epoch has begun. The last state that arrived is that before it."""
         self.epoch_state, self.seeds = epoch_state, seeds
         self.state_between_epochs, self.state, self.state_before = self.state, None, None
         self.marks = array("Q")
+        self.earlier, self.earlier_digest, self.digest = 0, None, 0
+        self.recent.clear()
 
     def forget_states(self) -> None:
         """Drop the dataset's states: they lead to a sample that is given up."""
@@ -144,6 +193,7 @@ class ResumptionPlan:
     state: bytes | None = None  # to be loaded
     random_before: bytes | None = None  # random state before the last batch, if it is made again
     last: bool = True  # there is no other way: go on whatever the result is
+    digest: int | None = None  # of the batches before `marks`, for a replay; None if not known
     attempts: int = 1  # processes that may still try this way, including this one
     tried: bool = False  # the way `STATE` has failed before
 
@@ -238,8 +288,12 @@ class ResumptionResult:
             )
         return (
             f"this stream is not deterministic: drawn again, at least {self.different} of {many} "
-            "delivered in this epoch came out different, the first of them batch "
-            f"{self.differs} of this worker"
+            "delivered in this epoch came out different"
+            + (
+                ""
+                if self.differs is None
+                else f", the first of them batch {self.differs} of this worker"
+            )
         )
 
 
@@ -249,7 +303,7 @@ def _batches(count: int) -> str:
 
 def cannot_resume(recovery: Recovery, progress: StreamProgress) -> CannotResume | None:
     """Why a stream that has not ended cannot be continued, if so."""
-    if recovery != "state" or not progress.marks or progress.state is not None:
+    if recovery != "state" or not progress.delivered or progress.state is not None:
         return None
     error = progress.state_error
     return CannotResume(_STATE_FAILED + error if error else NO_STATE)
@@ -271,9 +325,9 @@ def choose_plan(
     - `epochs_done`: the number of epochs before this one.
     - `unfit`: the ways that have failed.
     """
-    delivered, attempts = len(progress.marks), max(1, ATTEMPTS - progress.raised)
+    delivered, attempts = progress.delivered, max(1, ATTEMPTS - progress.raised)
     ways: list[ResumptionPlan] = []
-    if exhausted or not progress.marks:
+    if exhausted or not delivered:
         # Nothing to compare. The state between epochs may contain what earlier epochs changed.
         resting = progress.state if exhausted else progress.state_between_epochs
         if resting is not None and recovery != "replay":
@@ -285,16 +339,20 @@ def choose_plan(
             ways.append(
                 ResumptionPlan(STATE, last, delivered, progress.state_before, random_before)
             )
+        if progress.trusted and recovery == "auto":
+            ways.append(ResumptionPlan(TRUST, b"", delivered, progress.state))
         if recovery == "state":
             none = cannot_resume(recovery, progress)
             if none is not None:
                 return none
             ways.append(ResumptionPlan(TRUST, b"", delivered, progress.state, tried=STATE in unfit))
         else:
-            marks = progress.marks.tobytes()
+            again = ResumptionPlan(
+                REPLAY, progress.marks.tobytes(), delivered, digest=progress.earlier_digest
+            )
             if recovery == "auto" and epochs_done and progress.state_between_epochs is not None:
-                ways.append(ResumptionPlan(REST, marks, delivered, progress.state_between_epochs))
-            ways.append(ResumptionPlan(REPLAY, marks, delivered))
+                ways.append(replace(again, way=REST, state=progress.state_between_epochs))
+            ways.append(again)
     left = [plan for plan in ways if plan.way not in unfit] or ways[-1:]
     plan = left[0]
     if persistent and recovery == "auto" and plan.state is not None and PROBE not in unfit:

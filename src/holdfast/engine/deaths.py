@@ -30,7 +30,7 @@ from holdfast.autopsy.cause import Remedy
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.engine import events as ev
-from holdfast.engine.continuation import TRUST, Recovery, ResumptionResult
+from holdfast.engine.continuation import AGAIN, TO_DO, TRUST, Recovery, ResumptionResult
 from holdfast.engine.driver import Driver
 from holdfast.engine.transform_detection import in_transform
 from holdfast.introspection.attributes import weakly
@@ -38,7 +38,7 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.substitute import position_of
 
-__all__ = ["Deaths", "WhyReplaced", "accusation", "remedies"]
+__all__ = ["Deaths", "WhyReplaced", "accusation", "remedies", "tell_resumed"]
 
 log = logging.getLogger("holdfast")
 
@@ -315,6 +315,10 @@ class Deaths:
         self._published.append((None, incident))
         self._tell(f"{self.origin.prefix}{incident.who()}", taken.finding)
 
+    def tell_resumed(self, findings: Resumed, seconds: float) -> None:
+        """The streams of an earlier run have been taken up."""
+        tell_resumed(findings, seconds, self.origin)
+
     def _tell(self, who: str, finding: ResumptionResult) -> None:
         if finding.exact is not False:
             log.warning("%s: its stream goes on; %s", who, _told(finding))
@@ -375,3 +379,35 @@ def _combined(found: Evidence, exit: ev.Exit, incident: Incident, ready: bool) -
         stack=stack,
         thread_notes=notes,
     )
+
+
+Resumed = Sequence[tuple[int | None, ResumptionResult]]
+"""The workers, None for the main process, and how each has taken up its stream."""
+
+
+def tell_resumed(findings: Resumed, seconds: float, origin: LoaderIdentity) -> None:
+    """The streams of an earlier run have been taken up: say how, and what it cost."""
+    again = [one for _, one in findings if one.way in AGAIN and one.delivered]
+    if again:
+        log.warning(
+            "%sresumed: %d batches that had been delivered were drawn again and dropped, in %.1f s,"
+            " because %s. A dataset or iterator with state_dict() and load_state_dict() is "
+            "continued without that",
+            origin.prefix,
+            sum(one.delivered for one in again),
+            seconds,
+            "the dataset has no state that leads there",
+        )
+    if any(one.way == TRUST and one.error is None for _, one in findings):
+        log.warning(
+            "%sresumed: the stream goes on from the state that the dataset gave; there was nothing "
+            "to compare it with",
+            origin.prefix,
+        )
+    for worker, one in findings:
+        if one.exact is False and not one.lost and one.way != TRUST:
+            who = "the stream" if worker is None else f"the stream of worker {worker}"
+            log.warning(
+                "%sresumed: %s goes on, and not as it was: %s. %s",
+                origin.prefix, who, one.in_words(), TO_DO,
+            )  # fmt: skip

@@ -28,6 +28,7 @@ from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
+from holdfast.engine.checkpoint import WorkerCheckpoint
 from holdfast.engine.continuation import Recovery
 from holdfast.limits.worker_limit import Allowance
 from holdfast.loader_identity import LoaderIdentity
@@ -94,6 +95,8 @@ class DriverOptions:
     allowance: Allowance
     origin: LoaderIdentity
     logbook: Logbook | None
+    answers_ahead: int = 0  # how many answers of one worker may wait for the consumer
+    restored: tuple[WorkerCheckpoint, ...] = ()  # where the workers begin, if not at the start
 
 
 class WorkerMethod(Protocol):
@@ -205,6 +208,9 @@ class Driver(Protocol):
         """Do what is due, whether or not anything has happened."""
 
     # -- facts ----------------------------------------------------------------------------
+
+    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
+        """Where a worker was before its last `back` answers, all of which were told."""
 
     def progress(self, worker: int) -> Progress:
         """What the stall detector compares."""

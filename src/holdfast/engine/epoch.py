@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from holdfast.engine import events as ev
+from holdfast.engine.sampler_draws import SamplerDraws
 from holdfast.options import Settings
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Account
 from holdfast.worker.exceptions import Failure
-from holdfast.worker.sample_seeding import EpochSeeds
+from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 from holdfast.worker.tolerant import DROPPED
 
 __all__ = ["NO_BATCH", "Epoch", "EpochCounter", "Failed", "Reported", "StartRefused", "Taken"]
@@ -80,3 +81,20 @@ class Epoch:
     taken: Taken | None = None  # until the consumer has made its batch of it
     ended: bool = False
     sampler_error: str | None = None  # what the sampler raised, if it has given nothing since
+    unfinished: ev.Task | None = None  # delivered, and the consumer has not had it yet
+    done: int = 0  # tasks that the consumer has had,
+    yielded: int = 0  # those of them that were batches,
+    number: int = 0  # of this epoch, in all that the loader has begun
+    seeds: EpochSeeds = NO_SEEDS
+    turn: int = 0  # and which worker comes after the one that made the last
+    last_index: Any = None  # of that one
+    draws: SamplerDraws | None = None  # what was drawn from the sampler
+
+    def finish(self) -> None:
+        """The consumer has had what was delivered last: a batch, an error, or nothing at all."""
+        task = self.unfinished
+        if task is not None:
+            self.done += 1
+            self.turn = task.worker + 1
+            self.last_index = task.index
+            self.unfinished = None

@@ -70,6 +70,7 @@ from holdfast.engine.events import (
     Resumed,
     Resumption,
     RoomChanged,
+    SeatPosition,
     Task,
     TaskState,
     Told,
@@ -148,6 +149,44 @@ class Flow(abc.ABC):
         """The worker that makes the batch the consumer waits for, if that is known."""
         task = self._tasks.get(self._next_out)
         return None if task is None else task.worker
+
+    def answers_ahead(self, iterable: bool) -> int:
+        """How many answers of one worker may wait for the consumer."""
+        if not iterable:
+            return max(self._prefetch, MAX_DEPTH if self._may_deepen else 0)
+        return self._prefetch + self.workers if self.in_order else self.limit
+
+    def undelivered(self, worker: int) -> int:
+        """How many tasks of a worker were drawn and not delivered."""
+        return self._load[worker]
+
+    def place(self, seat: Seat, unfinished: Task | None) -> tuple[SeatPosition, int]:
+        """Where the worker of a seat was after its last batch that the consumer has had, and how
+        many answers ago that was. `unfinished` is delivered, and the consumer has not had it."""
+        waiting = [
+            task.answer
+            for task in self._tasks.values()
+            if task.state is _DONE and task.worker == seat.id and task.epoch == self.epoch
+        ]
+        if unfinished is not None and unfinished.worker == seat.id:
+            waiting.append(unfinished.answer)
+        answered, batches, exhausted = seat.answered, seat.batches_done, seat.exhausted
+        if waiting:  # the end of a replica comes after those batches
+            answered = min(waiting) - 1
+            batches = max(0, batches - len(waiting) - exhausted)
+            exhausted = False
+        back = seat.answered - answered
+        return SeatPosition(answered, seat.epochs_done, batches, exhausted), back
+
+    def missing(self, unfinished: Task | None) -> list[int]:
+        """The numbers of the tasks that were drawn and that the consumer has not had."""
+        numbers = sorted(self._tasks)
+        return numbers if unfinished is None else sorted([*numbers, unfinished.number])
+
+    @property
+    def next_number(self) -> int:
+        """Of the task that is drawn next."""
+        return self._next_number
 
     # -- epochs ---------------------------------------------------------------------------
 
@@ -344,6 +383,7 @@ class Flow(abc.ABC):
         if task.epoch != self.epoch:
             return  # left over from an epoch that the consumer left early
         task.result = result
+        task.answer = self.seats[task.worker].answered
         task.nbytes = nbytes
         self._arrived_bytes += nbytes
         if not self.in_order:

@@ -6,6 +6,7 @@ sampler and warns, so that exactly the random numbers are drawn that torch draws
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -22,6 +23,7 @@ from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import events as ev
 from holdfast.engine import signals
+from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.driver import Batch
 from holdfast.engine.epoch import NO_BATCH, EpochCounter, Failed, Reported, StartRefused
 from holdfast.engine.handle import WorkerHandle
@@ -29,6 +31,12 @@ from holdfast.engine.machine import BeforeSizesAreKnown, Machine
 from holdfast.engine.messages import cannot_start, gave_up, poisoned
 from holdfast.engine.pinning import PinnedBatch, Pinner
 from holdfast.engine.pool import Pool, TimedOut
+from holdfast.engine.sampler_draws import (
+    SamplerDraws,
+    SamplerStart,
+    begin_sampler_again,
+    first_missing_of,
+)
 from holdfast.engine.samplers import leaves_no_trace, runs_no_user_code
 from holdfast.engine.serial import open_account
 from holdfast.engine.stats import Stats
@@ -51,6 +59,7 @@ from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker.exceptions import rebuild
 from holdfast.worker.interface import Blueprint
+from holdfast.worker.sample_seeding import EpochSeeds
 from holdfast.worker.tolerant import DROPPED
 
 __all__ = ["WorkerIterator"]
@@ -82,10 +91,17 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         explained: set[Hashable],
         epochs: EpochCounter,
         on_pool: Callable[[Pool], None],
+        bookmark: Bookmark | None = None,
+        resumed: Checkpoint | None = None,
     ) -> None:
+        """`resumed`: where another run has left this epoch, or ended the one before it."""
         BaseDataLoaderIter.__init__(self, loader)
         self._epochs = epochs
-        seeds = epochs.begin(loader, options, self._shared_seed)
+        if resumed is not None:
+            epochs.next = resumed.epoch + resumed.finished
+            if self._persistent_workers or not resumed.finished:
+                self._base_seed = resumed.base_seed
+        self._seeds = seeds = self._begin_epoch(loader, options, resumed)
         self._owner = os.getpid()
         self._stats = stats
         self._said = growth_warnings
@@ -161,7 +177,12 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                     explained=explained,
                     users_sampler=not runs_no_user_code(self._index_sampler),
                     may_hurry=deep,
+                    base_seed=int(self._base_seed),
+                    resumed=_before_first_task(resumed, iterable, self._persistent_workers),
+                    bookmark=bookmark,
                 )
+                if bookmark is not None:
+                    bookmark.now = weakref.WeakMethod(self._pool.checkpoint)
                 self._pool.user = weakref.ref(self)
                 on_pool(self._pool)  # before the first draw, in which a sampler may tell workers
                 self._finalizer = weakref.finalize(self, self._pool.background.dismiss)
@@ -169,7 +190,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                 self._pool.background.start()
                 if pinner is not None:
                     self._pool.pin(pinner)
-            self._reset(loader, first_iter=True)
+            self._reset(loader, first_iter=True, resumed=resumed)
         except BaseException:
             # Its traceback may keep this iterator alive for long.
             if hasattr(self, "_pool"):
@@ -197,26 +218,54 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
     def __del__(self) -> None:
         """Nothing, where torch's ends its workers: a finalizer has them ended."""
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(
+        self, loader: Any, first_iter: bool = False, resumed: Checkpoint | None = None
+    ) -> None:
+        iterable = isinstance(self._dataset, IterableDataset)
+        if resumed is not None and not iterable:
+            begin_sampler_again(loader, resumed)
+        draws = None
+        if not iterable:
+            oldest = first_missing_of(weakref.ref(self._pool))
+            draws = SamplerDraws(SamplerStart.of(loader), oldest=oldest)
         BaseDataLoaderIter._reset(self, loader, first_iter)
+        if not first_iter:
+            self._seeds = self._begin_epoch(loader, self._options, None)
         self._stats.epochs += 1
         self._settled = None
         self._raised = False  # in this epoch, in place of a batch
         self._in_hand = _NOTHING
-        self._account = account = open_account(self, self._options, self._ledger)
-        draw = self._next_index
-        if account is not None:
+        continues = resumed is not None and not resumed.finished
+        self._account = account = open_account(self, self._options, self._ledger, resumed)
+        if draws is not None:
+            draws.watch(self)
+        self._ahead.clear()
+        if continues:
+            assert resumed is not None
+            self._num_yielded = resumed.yielded
+            if draws is not None:
+                draws.go_to(self, resumed, account, self._look_ahead)
+        elif account is not None:
             self._look_ahead(account)
-            draw = self._draw
-        if first_iter:
-            self._pool.fill(draw, account)
+        draw = self._draw if self._ahead or account is not None else self._next_index
+        if first_iter and not (resumed is not None and resumed.finished and iterable):
+            self._pool.fill(draw, account, draws, resumed if continues else None)
         else:
-            seeds = self._epochs.begin(loader, self._options, self._shared_seed)
-            self._pool.resume(seeds, draw, account)
+            self._pool.resume(self._seeds, draw, account, draws)
+        epoch = self._pool.supervisor.epoch
+        epoch.number, epoch.seeds = self._epoch_number, self._seeds
+
+    def _begin_epoch(
+        self, loader: Any, options: Settings, resumed: Checkpoint | None
+    ) -> EpochSeeds:
+        self._epoch_number = self._epochs.next
+        seeds = self._epochs.begin(loader, options, self._shared_seed)
+        if resumed is None or resumed.finished:
+            return seeds
+        return EpochSeeds(resumed.shared_seed, resumed.sample_seed)
 
     def _look_ahead(self, account: Account) -> None:
         """Draw at once what the workers are about to be given: these are the first substitutes."""
-        self._ahead.clear()
         if not account.replaces or isinstance(self._dataset, IterableDataset):
             return
         while len(self._ahead) < self._pool.machine.limit:
@@ -239,7 +288,15 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             if length is not None and self._num_yielded > length:
                 self._in_hand = _NOTHING  # if this raises, the batch is lost as with torch
                 self._warn_of_length()
+        epoch = self._pool.supervisor.epoch
         # No call from here on: the batch is the consumer's, also if a signal handler raises.
+        epoch.yielded += 1
+        task = epoch.unfinished
+        if task is not None:  # as in `Epoch.finish`
+            epoch.unfinished = None
+            epoch.done += 1
+            epoch.turn = task.worker + 1
+            epoch.last_index = task.index
         self._in_hand = _NOTHING
         return data
 
@@ -291,6 +348,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                         break
                     if not unpinned:
                         pool.supervisor.epoch.taken = None
+                        pool.supervisor.epoch.finish()
                 if unpinned:
                     pool.await_pinned(answer, self._timeout)
             if data is not _NOTHING:
@@ -406,6 +464,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             # must not be in the way for ever.
             if not signals.raised_by_handler(error):
                 self._pool.supervisor.epoch.taken = None
+                self._pool.supervisor.epoch.finish()
                 self._raised = True
             raise
 
@@ -429,6 +488,24 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._pool.close()
+
+
+def _before_first_task(
+    resumed: Checkpoint | None, iterable: bool, persistent: bool
+) -> Checkpoint | None:
+    """Where the workers begin. After the end of an epoch that is another one: persistent workers
+    keep their random states, and their streams, for that; of others nothing is left."""
+    if resumed is None or not resumed.finished:
+        return resumed
+    if not persistent:
+        return None
+    if iterable:
+        return resumed  # and then `Pool.resume`
+    workers = tuple(
+        dataclasses.replace(one, seat=dataclasses.replace(one.seat, batches_done=0))
+        for one in resumed.workers
+    )
+    return dataclasses.replace(resumed, done=0, turn=0, workers=workers)
 
 
 def _prefetch_given(loader: Any) -> bool:

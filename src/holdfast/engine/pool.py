@@ -42,6 +42,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,7 @@ from holdfast.autopsy.readers import HERE, Roots
 from holdfast.engine import background, signals
 from holdfast.engine import events as ev
 from holdfast.engine.background import CLOSED, OPEN, BackgroundThread
+from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.deaths import Deaths
 from holdfast.engine.driver import DriverOptions, WorkerMethod
 from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, Taken
@@ -58,6 +60,7 @@ from holdfast.engine.machine import Machine
 from holdfast.engine.memory_control import MemoryController
 from holdfast.engine.pinning import PinnedBatch, Pinner, PinningThread
 from holdfast.engine.progress_log import ProgressLog
+from holdfast.engine.sampler_draws import SamplerDraws
 from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
 from holdfast.engine.upkeep import Upkeep
@@ -68,10 +71,12 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.ledger import Account
 from holdfast.samples.substitute import copy_index, keys_of
+from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.sample_seeding import EpochSeeds
 
 __all__ = ["Pool", "TimedOut"]
 
+SETTLE_WITHIN = 60.0  # seconds for workers to finish what they had to do in an earlier epoch
 TURN = 0.02  # seconds that a question about a worker waits for the lock, or keeps it
 BRISK = 0.0005  # seconds: if the last wait was shorter than this, spin before sleeping
 LOOKS = 100  # rounds of that, which take about 150 microseconds
@@ -108,11 +113,15 @@ class Pool:
         explained: set[Hashable] | None = None,
         users_sampler: bool = True,
         may_hurry: bool = False,
+        base_seed: int = 0,
+        resumed: Checkpoint | None = None,
+        bookmark: Bookmark | None = None,
         roots: Roots = HERE,
     ) -> None:
         """`origin` says which loader it is for, `explained` which kinds of death that has explained
         so far. With `users_sampler` drawing an index runs code of the user: it may take any time,
-        and signal handlers run in it. `may_hurry` if the machine may deepen. `roots`: where the
+        and signal handlers run in it. `may_hurry` if the machine may deepen. `resumed`: where the
+        run begins, if another has begun it. `bookmark` is told where it ended. `roots`: where the
         free memory is read."""
         self.owner = os.getpid()
         self.origin = origin
@@ -124,6 +133,9 @@ class Pool:
         self._work = signals.Undivided(self._break)
         self._announced: deque[bytes] = deque()  # not told to the machine yet
         self._wanted_ends: deque[tuple[int, int]] = deque()  # workers and their generations
+        self._wanted_checkpoints: deque[Future[Checkpoint]] = deque()
+        self._base_seed = base_seed
+        self._bookmark = bookmark
         self._users_sampler = users_sampler
         self._may_hurry = may_hurry
         self._paced = 0  # batches, as long as it may hurry,
@@ -158,6 +170,8 @@ class Pool:
                 allowance=memory.allowance,
                 origin=origin,
                 logbook=logbook,
+                answers_ahead=machine.answers_ahead(machine.iterable),
+                restored=() if resumed is None else resumed.workers,
             )
         )
         self.deaths = Deaths(
@@ -182,11 +196,12 @@ class Pool:
             growth_warnings=growth_warnings,
             logbook=logbook,
             progress=self.progress,
+            resumes=resumed is not None and machine.iterable,
         )
         self.supervisor = Supervisor(machine, share, Epoch(), self.driver, upkeep)
         self.background = BackgroundThread(self, self.driver.wake)
         try:
-            self.supervisor.tell(ev.Began())
+            self.supervisor.tell(ev.Began(None if resumed is None else resumed.position()))
         except BaseException:
             self.background.close_now()
             raise
@@ -242,6 +257,9 @@ class Pool:
                 taken = supervisor.refusal
             epoch.taken, epoch.delivered = taken, None
             if isinstance(taken, ev.Delivery):
+                if epoch.unfinished is not None:
+                    epoch.finish()  # it was lost to the consumer: a warning raised, as with torch
+                epoch.unfinished = taken.task
                 self._count(taken.result)
                 if self.progress is not None:
                     self.progress.delivered(taken)
@@ -327,6 +345,7 @@ class Pool:
             if epoch.taken is taken:  # and not, meanwhile, what another thread has taken
                 epoch.taken = None
             if isinstance(taken, ev.Delivery):
+                epoch.finish()
                 self.supervisor.drop_hint(taken.task)
 
     def _wait(self, draw: Callable[[], Any], timeout: float) -> None:
@@ -353,12 +372,18 @@ class Pool:
         if self.progress is not None:
             self.progress.waited += seconds
 
-    def resume(self, seeds: EpochSeeds, draw: Callable[[], Any], account: Account | None) -> None:
+    def resume(
+        self,
+        seeds: EpochSeeds,
+        draw: Callable[[], Any],
+        account: Account | None,
+        draws: SamplerDraws | None = None,
+    ) -> None:
         """Begin another epoch on the same workers."""
         self.check_owner()
         with self._undivided():
             self._check()
-            self.supervisor.epoch = Epoch(account)
+            self.supervisor.epoch = Epoch(account, seeds=seeds, draws=draws)
             self.supervisor.tell(ev.EpochBegan(seeds))
             self._draw(draw)
 
@@ -377,11 +402,107 @@ class Pool:
         while self._announced:
             self.supervisor.tell(ev.Announced(self._announced.popleft()))
 
-    def fill(self, draw: Callable[[], Any], account: Account | None) -> None:
+    def fill(
+        self,
+        draw: Callable[[], Any],
+        account: Account | None,
+        draws: SamplerDraws | None = None,
+        resumed: Checkpoint | None = None,
+    ) -> None:
         """Give the workers their first tasks."""
         with self._undivided():
-            self.supervisor.epoch.account = account
+            epoch = self.supervisor.epoch
+            epoch.account, epoch.draws = account, draws
+            if resumed is not None:
+                epoch.drawn = epoch.done = resumed.done
+                epoch.yielded, epoch.turn = resumed.yielded, resumed.turn
             self._draw(draw)
+
+    # -- where the consumer is ------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Where the run is, for another process to go on from there. Any thread may ask.
+
+        A thread that waits in ``next()`` has the lock. It is woken, and answers.
+        """
+        self.check_owner()
+        wanted: Future[Checkpoint] = Future()
+        self._wanted_checkpoints.append(wanted)
+        while not wanted.done():
+            if self.lock.acquire(timeout=TURN):
+                try:
+                    if not self._work.half_done:
+                        self._await_epoch()
+                    self._give_checkpoints()
+                finally:
+                    self.lock.release()
+            else:
+                self.driver.wake()
+        return wanted.result()
+
+    def _await_epoch(self) -> None:
+        """Wait until all workers are in the epoch that the consumer is in: before that it is not
+        known with which random state they begin it."""
+        deadline = self.driver.clock() + SETTLE_WITHIN
+        while self.background.stage is OPEN and self._is_unsettled():
+            if self.driver.clock() > deadline or self.machine.failure is not None:
+                return
+            with self._undivided():
+                self._pump(TURN)
+
+    def _is_unsettled(self) -> bool:
+        machine = self.machine
+        return any(seat.epoch != machine.epoch and seat.items for seat in machine.seats)
+
+    def _give_checkpoints(self) -> None:
+        while self._wanted_checkpoints:
+            wanted = self._wanted_checkpoints.popleft()
+            try:
+                final = None if self._bookmark is None else self._bookmark.last
+                wanted.set_result(final if final is not None else self._checkpoint())
+            except Exception as error:
+                wanted.set_exception(error)
+
+    def first_missing(self) -> int:
+        """The first draw from the sampler whose batch the consumer has not had."""
+        machine, epoch = self.machine, self.supervisor.epoch
+        if machine.in_order or epoch.draws is None:
+            return epoch.done
+        missing = map(epoch.draws.ordinal, machine.missing(epoch.unfinished))
+        return min(missing, default=epoch.draws.ordinal(machine.next_number))
+
+    def _checkpoint(self) -> Checkpoint:
+        machine, epoch = self.machine, self.supervisor.epoch
+        unfinished, draws = epoch.unfinished, epoch.draws
+        seats = [machine.place(seat, unfinished) for seat in machine.seats]
+        first_missing, drawn = self.first_missing(), machine.next_number
+        had_later: tuple[int, ...] = ()
+        if draws is not None and not machine.in_order:
+            missing = {draws.ordinal(number) for number in machine.missing(unfinished)}
+            drawn = draws.ordinal(drawn)
+            had_later = tuple(one for one in range(first_missing, drawn) if one not in missing)
+        has_had = machine.in_order and draws is not None and epoch.last_index is not None
+        return Checkpoint(
+            finished=epoch.ended,
+            yielded=epoch.yielded,
+            done=epoch.done,
+            turn=epoch.turn % machine.workers,
+            base_seed=self._base_seed,
+            shared_seed=epoch.seeds.shared,
+            epoch=epoch.number,
+            sample_seed=epoch.seeds.samples,
+            begun=None if draws is None else draws.start,
+            drawn=drawn,
+            first_missing=first_missing,
+            had_later=had_later,
+            index=fingerprint(epoch.last_index) if has_had else None,
+            sampler_state=None if draws is None else draws.state_before(first_missing),
+            workers=tuple(
+                self.driver.checkpoint(worker, *place) for worker, place in enumerate(seats)
+            ),
+            account=None if epoch.account is None else epoch.account.to_json(),
+            unsettled=self._is_unsettled(),
+        )
 
     def _draw(self, draw: Callable[[], Any]) -> None:
         """Draw what is due. A worker gets all that is drawn now in one message, unless drawing may
@@ -462,6 +583,8 @@ class Pool:
             self.driver.release()
         if self._wanted_ends:
             self._end_wanted()
+        if self._wanted_checkpoints:
+            self._give_checkpoints()
         self.supervisor.run_upkeep()
         return heard
 
@@ -570,6 +693,9 @@ class Pool:
 
     def end_workers(self, deadline: float) -> None:
         """End all workers by then, and release processes, descriptors and mappings."""
+        if self._bookmark is not None and self._bookmark.last is None:
+            with contextlib.suppress(Exception):  # it could not even begin
+                self._bookmark.last = self._checkpoint()
         if self._pinning is not None:
             self._pinning.stop()
         self.supervisor.stop()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from holdfast.autopsy.blackbox import NoRecorder
+from holdfast.engine.checkpoint import Bookmark, Checkpoint, WorkerCheckpoint
 from holdfast.engine.epoch import EpochCounter
+from holdfast.engine.events import SeatPosition
+from holdfast.engine.sampler_draws import SamplerDraws, SamplerStart, begin_sampler_again
+from holdfast.engine.serial_stream import SerialStream
 from holdfast.engine.stats import Stats
-from holdfast.errors import TooManyBadSamples, WorkerError
+from holdfast.errors import StreamLost, TooManyBadSamples, WorkerError
+from holdfast.loader_identity import LoaderIdentity
 from holdfast.options import Settings
 from holdfast.private_names import (
     BaseDataLoaderIter,
@@ -26,7 +35,9 @@ from holdfast.samples.ledger import Account, Ledger
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker import loaded_state
-from holdfast.worker.fetch import IterableFetcher, MapFetcher
+from holdfast.worker.batch_fingerprint import fingerprint
+from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
+from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
@@ -34,6 +45,7 @@ from holdfast.worker.tolerant_map import TolerantMapFetcher
 
 __all__ = ["SerialIterator", "open_account"]
 
+_UNNAMED = LoaderIdentity()
 LOOK_FURTHER = 64  # batches drawn early when all samples so far are bad
 
 
@@ -50,27 +62,143 @@ class SerialIterator(SingleProcessDataLoaderIter):
         stats: Stats,
         ledger: Ledger,
         epochs: EpochCounter,
+        bookmark: Bookmark | None = None,
+        resumed: Checkpoint | None = None,
+        origin: LoaderIdentity = _UNNAMED,
     ) -> None:
+        """`resumed`: where another run has left this epoch, or ended the one before it."""
         loaded_state.take_back(loader.dataset)
+        iterable = isinstance(loader.dataset, IterableDataset)
+        continues = resumed is not None and not resumed.finished
+        if resumed is not None:
+            epochs.next = resumed.epoch + resumed.finished
+        self._epoch = epochs.next
         seeds = epochs.begin(loader, options).samples
+        if resumed is not None and continues:
+            seeds = resumed.sample_seed
+        self._sample_seed = seeds
         self._seeds = None if seeds is None else SampleSeeds(*seeds)
-        if self._seeds is None:
+        if resumed is not None and not iterable:
+            begin_sampler_again(loader, resumed)
+        self._draws = None
+        if not iterable:
+            self._draws = SamplerDraws(
+                SamplerStart.of(loader), oldest=_number_of(weakref.ref(self))
+            )
+        if self._seeds is None and not (iterable and continues):
             super().__init__(loader)
         else:  # torch's own would call iter(dataset), which may draw from the trainer's generators
             BaseDataLoaderIter.__init__(self, loader)
             if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
                 apply_sharding(self._dataset, self._world_size, self._rank)
         self._stats = stats
+        self._batch_size = loader.batch_size
+        self._recorder = NoRecorder()
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
-        self._number = 0
-        self._account = open_account(self, options, ledger)
+        self._number = 0  # tasks that are done
+        self._ended = False
+        self._last_index: Any = None
+        self._account = open_account(self, options, ledger, resumed)
         self._careful: TolerantMapFetcher | TolerantIterableFetcher | None = None
+        self._policy = options.policy
+        self._stream: SerialStream | None = None
+        if not (iterable and continues):
+            self._begin_fetcher()
+        if self._draws is not None:
+            self._draws.watch(self)
+        if resumed is not None and continues:
+            self._go_to(resumed, options, origin)
+        if iterable and self._stream is None:
+            self._stream = SerialStream(self)
+        roots = functools.partial(_roots_of, self._dataset, self._collate_fn)
+        self._randomness = Randomness(roots)  # of a map-style dataset
+        if resumed is not None and continues and not iterable:
+            self._restore_dataset(resumed)
+        self._bookmark = bookmark
+        if bookmark is not None:
+            bookmark.now = weakref.WeakMethod(self.checkpoint)
+        stats.epochs += 1
+
+    def _begin_fetcher(self) -> None:
+        """Make the fetcher, unless torch's will do, which is there already."""
         with self._borrowed_generators():
-            if options.policy is not None:
-                self._careful = self._careful_fetcher(options.policy)
+            if self._policy is not None:
+                self._careful = self._careful_fetcher(self._policy)
             elif self._seeds is not None:
                 self._dataset_fetcher = self._seeding_fetcher()
-        stats.epochs += 1
+
+    # -- where it is ----------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Where the run is, for another process to go on from there."""
+        draws, number = self._draws, self._number
+        if self._stream is not None:
+            worker = self._stream.checkpoint(number, ended=self._ended)
+        else:
+            own = self._randomness.own.saved()
+            worker = WorkerCheckpoint(SeatPosition(number), own or None)
+        return Checkpoint(
+            finished=self._ended,
+            yielded=self._num_yielded,
+            done=number,
+            turn=0,
+            base_seed=int(self._base_seed),
+            shared_seed=self._shared_seed,
+            epoch=self._epoch,
+            sample_seed=self._sample_seed,
+            begun=None if draws is None else draws.start,
+            drawn=number + len(self._ahead),
+            first_missing=number,
+            index=None if draws is None or not number else fingerprint(self._last_index),
+            sampler_state=None if draws is None else draws.state_before(number),
+            workers=(worker,),
+            account=None if self._account is None else self._account.to_json(),
+            dataset=None if self._stream is not None else state_of(self._dataset),
+        )
+
+    def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
+        """A loop that is left early drops its iterator; the loader may be asked where it was."""
+        bookmark = getattr(self, "_bookmark", None)
+        if bookmark is not None and bookmark.last is None and not too_late():
+            with contextlib.suppress(Exception):  # a state of the dataset's that cannot be had
+                bookmark.last = self.checkpoint()
+
+    def _go_to(self, resumed: Checkpoint, options: Settings, origin: LoaderIdentity) -> None:
+        """Go to where another run was."""
+        self._number, self._num_yielded = resumed.done, resumed.yielded
+        self._base_seed = resumed.base_seed
+        if self._draws is not None:
+            self._draws.go_to(self, resumed, self._account, lambda account: None)
+            return
+        self._stream = stream = SerialStream(self, begun=False)
+        found = stream.take_up(resumed.workers[0], options.iterable_recovery, origin)
+        if isinstance(found, str):
+            raise StreamLost(f"{origin.prefix}the stream cannot be resumed: {found}")
+
+    def _restore_dataset(self, resumed: Checkpoint) -> None:
+        if resumed.dataset is not None and has_state(self._dataset):
+            self._dataset.load_state_dict(resumed.dataset)  # type: ignore[attr-defined]
+        if not resumed.workers:
+            return
+        begun = resumed.workers[0]
+        if begun.random_state is not None:
+            self._randomness.own.restore(begun.random_state)
+
+    def _draw(self) -> Any:
+        return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
+
+    def begin_stream(self) -> None:
+        """Begin to iterate over the dataset."""
+        create: Any = torch.utils.data._DatasetKind.create_fetcher
+        if self._seeds is None:
+            self._dataset_fetcher = create(
+                self._dataset_kind,
+                self._dataset,
+                self._auto_collation,
+                self._collate_fn,
+                self._drop_last,
+            )
+        self._begin_fetcher()
 
     def _borrowed_generators(self) -> contextlib.AbstractContextManager[None]:
         """With seeding="sample", samples leave the trainer's random state as it was."""
@@ -86,7 +214,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             "auto_collation": self._auto_collation,
             "collate_fn": self._collate_fn,
             "drop_last": self._drop_last,
-            "recorder": NoRecorder(),
+            "recorder": self._recorder,
             "arena": None,
             "faults": None,
             "seeds": self._seeds,
@@ -119,24 +247,63 @@ class SerialIterator(SingleProcessDataLoaderIter):
             yield from enumerate(keys, (number + 1) << 20)
 
     def _next_data(self) -> Any:
-        if self._careful is not None:
-            return self._next_careful_or_stop(self._careful)
-        index: Any = self._next_index()  # type: ignore[no-untyped-call]
         try:
-            if self._seeds is None:
+            if self._careful is not None:
+                return self._next_careful_or_stop(self._careful)
+            return self._next_plain()
+        except StopIteration:
+            self._ended = True
+            if self._bookmark is not None:
+                self._bookmark.last = self.checkpoint()
+            raise
+
+    def _next_plain(self) -> Any:
+        index: Any = self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
+        stream = self._stream
+        before = None if stream is None else stream.begin_batch()
+        try:
+            if self._randomness.own.waiting:
+                data = self._randomness.from_waiting_states(lambda: self._fetch(index))
+            elif self._seeds is None:
                 data = self._dataset_fetcher.fetch(index)
             else:
-                with self._seeds.borrowed_generators():
-                    data = self._dataset_fetcher.fetch(self._number, index)
-                self._number += 1
+                data = self._fetch(index)
         except StopIteration as stop:
             if isinstance(self._dataset, IterableDataset):
                 raise
+            self._done(index)
             raise _no_end(index) from stop
+        except Exception as error:
+            self._done(index, before, error=error)
+            raise
+        if stream is None:
+            self._number += 1
+            self._last_index = index
+        else:
+            self._done(index, before, data)
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         self._stats.batches += 1
         return data
+
+    def _fetch(self, index: Any) -> Any:
+        if self._seeds is None:
+            return self._dataset_fetcher.fetch(index)
+        with self._seeds.borrowed_generators():
+            return self._dataset_fetcher.fetch(self._number, index)
+
+    def _done(
+        self,
+        index: Any,
+        before: bytes | None = None,
+        batch: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """The consumer gets this, or has got an error for it."""
+        self._number += 1
+        self._last_index = index
+        if self._stream is not None:
+            self._stream.end_batch(before, batch, error)
 
     def _next_careful_or_stop(self, fetcher: TolerantMapFetcher | TolerantIterableFetcher) -> Any:
         try:
@@ -160,20 +327,27 @@ class SerialIterator(SingleProcessDataLoaderIter):
                 raise
             keys = keys_of(index, self._auto_collation)
             number = self._number
-            self._number += 1
+            before = None if self._stream is None else self._stream.begin_batch()
             try:
                 hints = account.hints_for(number, keys)
-                with self._borrowed_generators():
-                    data = fetcher.fetch(number, index, hints)
+                if self._randomness.own.waiting:
+                    data = self._randomness.from_waiting_states(
+                        lambda: fetcher.fetch(number, index, hints)  # noqa: B023
+                    )
+                else:
+                    with self._borrowed_generators():
+                        data = fetcher.fetch(number, index, hints)
             except StopIteration as stop:
                 account.record_and_judge(len(fetcher.reports), fetcher.reports)
                 if not isinstance(self._dataset, IterableDataset):
                     raise _no_end(index) from stop
                 account.end()
                 raise
-            except Exception:
+            except Exception as error:
+                self._done(index, before, error=error)
                 account.record_and_judge(_samples(fetcher, keys), fetcher.reports)
                 raise
+            self._done(index, before, data)
             account.record_and_judge(_samples(fetcher, keys), fetcher.reports)
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
@@ -193,14 +367,35 @@ def _no_end(index: Any) -> WorkerError:
     )
 
 
-def open_account(iterator: Any, options: Settings, ledger: Ledger) -> Account | None:
+def _roots_of(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
+    """What may have random generators of its own."""
+    yield "dataset", dataset
+    yield "collate_fn", collate_fn
+
+
+def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:
+    def oldest() -> int:
+        there = iterator()
+        return 0 if there is None else there._number
+
+    return oldest
+
+
+def open_account(
+    iterator: Any, options: Settings, ledger: Ledger, resumed: Checkpoint | None = None
+) -> Account | None:
     """The books of an epoch; None if bad samples raise as with torch."""
     if options.policy is None:
         return None
-    return ledger.open(
-        options.policy,
-        options.limit,
-        options.quarantine,
-        iterator._dataset,
-        int(iterator._base_seed),
+    saved = None if resumed is None else resumed.account
+    base_seed = int(iterator._base_seed)
+    if resumed is not None and not resumed.finished:
+        base_seed = resumed.base_seed
+    if resumed is not None and saved is not None:
+        ledger.restore(saved, finished=resumed.finished)
+    account = ledger.open(
+        options.policy, options.limit, options.quarantine, iterator._dataset, base_seed
     )
+    if resumed is not None and saved is not None and not resumed.finished:
+        account.restore(saved)
+    return account

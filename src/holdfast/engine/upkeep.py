@@ -50,7 +50,9 @@ class Upkeep:
         growth_warnings: GrowthWarnings,
         logbook: Logbook | None,
         progress: ProgressLog | None = None,
+        resumes: bool = False,
     ) -> None:
+        """`resumes`: the first workers continue the streams of an earlier run."""
         self._machine = machine
         self._driver = driver
         self._deaths = deaths
@@ -64,6 +66,9 @@ class Upkeep:
         self._replaced: dict[int, WhyReplaced] = {}  # why there is another worker in this seat
         self._grown: dict[int, int] = {}  # sizes of workers that said they are too large
         self._next_shrinking = 0.0
+        self._resuming = set(range(machine.workers)) if resumes else set()
+        self._resumed: list[tuple[int, ResumptionResult]] = []
+        self._began = driver.clock()
         self._held_back = False  # batches had to wait for memory, and that was noted
 
     # -- by the clock ---------------------------------------------------------------------
@@ -199,6 +204,12 @@ class Upkeep:
 
     def taken_up(self, worker: int, finding: ResumptionResult) -> None:
         """A worker has tried to continue the stream of its predecessor."""
+        if worker in self._resuming:
+            self._resuming.discard(worker)
+            self._resumed.append((worker, finding))
+            if not self._resuming:
+                self._deaths.tell_resumed(self._resumed, self._driver.clock() - self._began)
+            return
         pid = self._driver.handle(worker).pid
         self._deaths.taken_up(worker, pid, finding, self._replaced.get(worker, "died"))
 

@@ -66,9 +66,12 @@ def setup_for(
     """How the worker of this order begins. `random_state` is that before the first item it will be
     asked for, `random_before` that before the last one answered."""
     plan: ResumptionPlan | CannotResume | None = None
-    if options.iterable and (order.generation or isinstance(order, ev.Rehearse)):
+    if options.iterable and (order.generation or order.answered or isinstance(order, ev.Rehearse)):
+        recovery = options.recovery
+        if recovery == "raise":  # after a death; but this is the first worker of a resumed run
+            recovery = "replay"
         plan = choose_plan(
-            options.recovery,
+            recovery,
             progress,
             exhausted=order.exhausted,
             epochs_done=order.epochs_done,
@@ -121,7 +124,7 @@ class Answers:
         """A batch is made. `mark` is its fingerprint, `state` that of the dataset after it."""
         record = self._records[worker]
         if self._iterable:
-            record.progress.received(mark, state)
+            self._received(worker, record, mark, state)
         told = record.reports or record.samples is not None
         answer = _with_reports(record, batch) if told else batch
         self._tell(ev.BatchReady(worker, record.generation, number, answer, batch.nbytes))
@@ -133,7 +136,7 @@ class Answers:
         record = self._records[worker]
         generation = record.generation
         if self._iterable:
-            record.progress.received(mark, state)
+            self._received(worker, record, mark, state)
         event: ev.Event
         if kind == ERROR:
             answer: Any = Failed(content)
@@ -155,6 +158,11 @@ class Answers:
             record.epoch = begun.epoch
             event = ev.Resumed(worker, generation)
         self._tell(event)
+
+    def _received(self, worker: int, record: WorkerRecord, mark: int, state: bytes | None) -> None:
+        """Note the position of a stream, as far back as the batches that are not delivered."""
+        keep = self._supervisor.machine.undelivered(worker) + 2
+        record.progress.received(mark, state, keep)
 
     def is_ready(self, worker: int) -> None:
         """A worker has started."""

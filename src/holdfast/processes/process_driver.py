@@ -17,11 +17,13 @@ from functools import partial
 from typing import Any
 
 from holdfast import kernel
+from holdfast.autopsy.blackbox import FEWEST_SLOTS
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.investigator import Investigator
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
+from holdfast.engine.checkpoint import WorkerCheckpoint
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.supervisor import Supervisor
 from holdfast.limits import gauge
@@ -61,13 +63,19 @@ class ProcessDriver:
         )
         with explaining(options.workers, options.origin), descriptor_lock():
             self.resources = ProcessResources(
-                blueprint, payload, options.workers, self.investigator.before_fork
+                blueprint,
+                payload,
+                options.workers,
+                self.investigator.before_fork,
+                random_states=options.answers_ahead + FEWEST_SLOTS,
             )
         self.resources.on_backlog = self._note_backlog
         self.kept = self.resources.kept
         self._slots = self.resources.slots
         for slot in self._slots:
             slot.progress.seeds = options.seeds
+        for worker, one in enumerate(options.restored):
+            self._restore(worker, one)
         self._options = options
         self._auxiliary = AuxiliaryProcesses(self.resources, options.workers, options.stall_timeout)
         self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
@@ -90,6 +98,13 @@ class ProcessDriver:
             options,
         )
         self._starts = Starts(supervisor, self.resources, self._auxiliary, self._exits, options)
+
+    def _restore(self, worker: int, begun: WorkerCheckpoint) -> None:
+        """The first process of a seat begins as if it replaced one that was in this place."""
+        states = {number: state for number, _, state in begun.random_states()}
+        self.resources.boxes.put_random_states(worker, states)
+        if begun.stream is not None:
+            self._slots[worker].progress = begun.stream.progress()
 
     # -- orders ---------------------------------------------------------------------------
 
@@ -266,6 +281,11 @@ class ProcessDriver:
         self._exits.end_deaf_nursery(now)
 
     # -- facts ----------------------------------------------------------------------------
+
+    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
+        stream = self._slots[worker].progress if self._options.iterable else None
+        states = partial(self.resources.boxes.random_state, worker)
+        return WorkerCheckpoint.of(seat, back, stream, states)
 
     def progress(self, worker: int) -> Progress:
         slot = self._slots[worker]

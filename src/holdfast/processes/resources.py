@@ -79,10 +79,13 @@ class ProcessResources:
         payload: Payload | None,
         workers: int,
         before_fork: Callable[[], None],
+        *,
+        random_states: int,
     ) -> None:
-        """`before_fork` is called before a nursery is forked from this process. The payload is
-        closed with everything else, also if this fails. The blueprint is the iterator's: what the
-        user has put into it may refer to the loader, and a thread holds this."""
+        """`before_fork` is called before a nursery is forked from this process. `random_states`:
+        how many of each worker are kept. The payload is closed with everything else, also if this
+        fails. The blueprint is the iterator's: what the user has put into it may refer to the
+        loader, and a thread holds this."""
         self.slots: list[Slot] = []
         self.kept = Kept()  # by the consumer, of all arenas
         self.channels: dict[int, int] = {}  # descriptor -> worker
@@ -102,7 +105,9 @@ class ProcessResources:
             self.lifeline = Lifeline()
             undo.callback(self.lifeline.cut)
             # A rehearsal has a black box beside that of its worker. The last is for a leak probe.
-            self.boxes = BlackBoxes((2 * workers if blueprint.iterable else workers) + 1)
+            self.boxes = BlackBoxes(
+                (2 * workers if blueprint.iterable else workers) + 1, random_states
+            )
             undo.callback(self.boxes.close)
             for worker in range(workers):
                 fd = arenas.create(f"holdfast-{worker}")

@@ -26,7 +26,7 @@ from holdfast.introspection.attributes import weakly
 from holdfast.samples import policy as policies
 from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.policy import Limit, Policy
-from holdfast.samples.sample_keys import Key, description_of, key_of
+from holdfast.samples.sample_keys import Key, decoded, description_of, encoded, key_of
 from holdfast.samples.substitute import BatchHints, Drawn, position_of, sample_of, seed_for
 
 if TYPE_CHECKING:
@@ -202,9 +202,7 @@ class Account:
     def _count(self, bad: BadSample) -> None:
         ledger = self.ledger
         bad = dataclasses.replace(bad, epoch=self.epoch, time=bad.time or time.time())
-        key = key_of(bad.index)
-        if bad.index is None:
-            key = (bad.worker_id, bad.batch, bad.position, bad.digest)
+        key = _key_in_epoch(bad)
         if key in self._keys:
             return  # the sampler gave the index twice
         self._keys.add(key)
@@ -241,10 +239,42 @@ class Account:
         path = None if ledger.quarantine is None else ledger.quarantine.path
         ledger.say(policies.summary(self.bad, epoch=self.epoch, seen=self.seen, quarantine=path))
 
+    # -- for another run that continues this epoch ----------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """What was counted so far; see `Ledger.restore`."""
+        new = [bad for bad in self.bad if key_of(bad.index) not in self._known]
+        return {
+            "epoch": self.epoch,
+            "seen": self.seen,
+            "good": self._good,
+            "streak": self._streak,
+            "records": self.ledger.records(),
+            "in_epoch": [bad.to_json() for bad in self.bad],
+            "found_in_epoch": [encoded(bad.index) for bad in new if bad.index is not None],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue an epoch of another run. What that run found in this epoch is not left out in
+        the rest of it, as it would not have been there."""
+        self.seen, self._good, self._streak = saved["seen"], saved["good"], saved["streak"]
+        self.bad = [BadSample.from_json(one) for one in saved["in_epoch"]]
+        for bad in self.bad:
+            self._keys.add(_key_in_epoch(bad))
+        for index in saved["found_in_epoch"]:
+            self._known.pop(key_of(decoded(index)), None)
+
     def close(self) -> None:
         """`TooManyBadSamples` has reached the user: do not raise it again."""
         self.ended = True
         self._unjudged.clear()
+
+
+def _key_in_epoch(bad: BadSample) -> Key:
+    """What tells a bad sample from the others of an epoch."""
+    if bad.index is None:
+        return (bad.worker_id, bad.batch, bad.position, bad.digest)
+    return key_of(bad.index)
 
 
 def _find(known: Mapping[Key, BadSample], index: Any) -> BadSample | None:

@@ -7,7 +7,7 @@ it does; an `Account` belongs to one epoch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Ledger:
         self.origin = LoaderIdentity()  # of the iterator that was made last
         self.epochs = 0
         self._unsaid: str | None = None
+        self._as_json: list[dict[str, Any]] = []
 
     def open(
         self, policy: Policy, limit: Limit, quarantine: str | None, dataset: Any, base_seed: int
@@ -58,6 +59,27 @@ class Ledger:
         if policy.on_bad_sample == "skip":
             self.warn_of_ranks()
         return account
+
+    def records(self) -> list[dict[str, Any]]:
+        """All bad samples so far, as JSON."""
+        for bad in self.bad_samples[len(self._as_json) :]:
+            self._as_json.append(bad.to_json())
+        return list(self._as_json)
+
+    def restore(self, saved: Mapping[str, Any], *, finished: bool) -> None:
+        """Go on from what another run had found, before the next epoch is opened."""
+        self.epochs = saved["epoch"] + finished
+        for one in saved["records"]:
+            bad = BadSample.from_json(one)
+            key = key_of(bad.index)
+            if bad.index is None:
+                key = (bad.worker_id, bad.batch, bad.position, bad.digest)
+            if key in self.counted:
+                continue
+            self.counted.add(key)
+            self.bad_samples.append(bad)
+            if bad.verdict == "bad" and bad.index is not None:
+                self.known.setdefault(key, bad)
 
     def _read(self, quarantine: Quarantine, dataset: Any) -> None:
         try:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from holdfast.autopsy.blackbox import BOOT, STATE, STEPS, Note
 from holdfast.autopsy.tally import SampleWatch, step_seconds
 
-__all__ = ["ThreadNotes"]
+__all__ = ["FEWEST", "ThreadNotes"]
 
 _NOTHING = -1
-_KEPT = 3  # states: before the last item answered, before the next, and the one being written
+FEWEST = 3  # states: before the last item answered, before the next, and the one being written
 
 State = tuple[int, int, bytes]
 """The first and the last number for which a random state is valid, and the state."""
@@ -30,10 +30,15 @@ class ThreadNotes:
     room = STATE
 
     def __init__(
-        self, states: tuple[State, ...] = (), counted: bytearray | None = None, worker: int = 0
+        self,
+        states: tuple[State, ...] = (),
+        counted: bytearray | None = None,
+        worker: int = 0,
+        kept: int = FEWEST,
     ) -> None:
         """`counted`: where to count seconds and samples (see `autopsy.tally`), if that is wanted;
-        all workers of this id count there."""
+        all workers of this id count there. `kept`: how many random states are kept."""
+        self._kept = kept
         self.watch = None if counted is None else SampleWatch(counted, 0, worker)
         self._seconds = None if counted is None else step_seconds(counted, 0)
         self.cell = [_NOTHING]
@@ -67,7 +72,7 @@ class ThreadNotes:
 
     def commit(self, number: int, size: int) -> None:
         state = (number, number, self.free_slot()[:size].tobytes())
-        self._states = (*self._states[1 - _KEPT :], state)
+        self._states = (*self._states[1 - self._kept :], state)
 
     def still(self, number: int) -> None:
         first, _, raw = self._states[-1]

@@ -28,6 +28,7 @@ from holdfast.autopsy.stack import tidy
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Run, Verdict, judge
 from holdfast.engine import events as ev
+from holdfast.engine.checkpoint import WorkerCheckpoint
 from holdfast.engine.continuation import CannotResume, cannot_resume
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.epoch import StartRefused
@@ -36,7 +37,7 @@ from holdfast.engine.worker_records import Answers, WorkerRecord, setup_for
 from holdfast.samples.substitute import BatchHints, copy_index
 from holdfast.threads import worker_thread as said
 from holdfast.threads.bells import Bell
-from holdfast.threads.notes import ThreadNotes
+from holdfast.threads.notes import FEWEST, ThreadNotes
 from holdfast.threads.worker_thread import Copies, Message, WorkerThread
 from holdfast.worker.interface import BATCH
 
@@ -87,6 +88,10 @@ class ThreadDriver:
             seat.progress.seeds = options.seeds
             if options.logbook is not None:
                 seat.counted = bytearray(tally.END)
+        for seat, begun in zip(self._seats, options.restored, strict=False):
+            seat.notes = ThreadNotes(tuple(begun.random_states()))
+            if begun.stream is not None:
+                seat.progress = begun.stream.progress()
         self._orders: dict[int, list[tuple[str, int, Any]]] = {}  # not sent yet
         self._bell = Bell()  # the thread that has the pool's lock waits for it,
         self._watch_bell = Bell()  # and the background thread for this one
@@ -114,7 +119,9 @@ class ThreadDriver:
             )
             self._supervisor.tell(lost)
             return
-        seat.notes = ThreadNotes(seat.notes.until(order.answered), seat.counted, order.worker)
+        kept = self._options.answers_ahead + FEWEST
+        states = seat.notes.until(order.answered)
+        seat.notes = ThreadNotes(states, seat.counted, order.worker, kept)
         worker = WorkerThread(setup, self._copies, seat.notes, self._bell, self._watch_bell)
         try:
             worker.thread.start()
@@ -292,6 +299,11 @@ class ThreadDriver:
         self._supervisor.tell(ev.WorkerExited(number, seat.generation, exit, seat.evidence))
 
     # -- facts ----------------------------------------------------------------------------
+
+    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
+        record = self._seats[worker]
+        stream = record.progress if self._options.iterable else None
+        return WorkerCheckpoint.of(seat, back, stream, record.notes.random_state)
 
     def progress(self, worker: int) -> Progress:
         seat = self._seats[worker]

@@ -23,7 +23,15 @@ if TYPE_CHECKING:  # worker threads have none, and run where it cannot be import
     from holdfast.transport.arena import Arena
     from holdfast.transport.collate import Placement
 
-__all__ = ["SELDOM", "Fetcher", "IterableFetcher", "MapFetcher", "makes_batches", "state_of"]
+__all__ = [
+    "SELDOM",
+    "Fetcher",
+    "IterableFetcher",
+    "MapFetcher",
+    "has_state",
+    "makes_batches",
+    "state_of",
+]
 
 SELDOM = 15  # after a batch of small samples, batches in which no large ones are expected
 
@@ -284,8 +292,11 @@ class IterableFetcher(Fetcher):
 
 def state_of(part: Any) -> Any:
     """The state of a dataset or iterator that has ``state_dict``; None for others."""
-    if callable(getattr(part, "state_dict", None)) and callable(
+    return part.state_dict() if has_state(part) else None
+
+
+def has_state(part: Any) -> bool:
+    """Whether a dataset, a sampler or an iterator can give its state and load one."""
+    return callable(getattr(part, "state_dict", None)) and callable(
         getattr(part, "load_state_dict", None)
-    ):
-        return part.state_dict()
-    return None
+    )

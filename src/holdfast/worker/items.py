@@ -156,7 +156,9 @@ class Worker:
             return
         try:
             if self.randomness.own.waiting and not self.blueprint.iterable:
-                batch = self._fetch_with_waiting_states(number, index, hints)
+                batch = self.randomness.from_waiting_states(
+                    lambda: self._fetch(number, index, hints)
+                )
             else:
                 batch = self._fetch(number, index, hints)
         except StopIteration as stop:
@@ -191,28 +193,6 @@ class Worker:
             return fetcher.fetch(number, index)
         assert isinstance(fetcher, TolerantMapFetcher)
         return fetcher.fetch(number, index, hints)
-
-    def _fetch_with_waiting_states(self, number: int, index: Any, hints: BatchHints | None) -> Any:
-        """The first batch, while states wait for generators that the predecessor had made on the
-        way. If the batch makes some of these generators, go back to where it began and make it
-        again, from the states that have waited."""
-        before = self.randomness.saved()
-        batch, error = None, None
-        try:
-            batch = self._fetch(number, index, hints)
-        except BaseException as raised:
-            error = raised
-        own = self.randomness.own
-        again = own.made_some()
-        if again:
-            del batch, error
-            self.randomness.go_back(before)
-        own.give_up()
-        if again:
-            return self._fetch(number, index, hints)
-        if error is not None:
-            raise error
-        return batch
 
     def _lacked_memory(self, error: BaseException | None) -> bool:
         """Whether a sample failed for lack of memory that others may have used up before it.

@@ -18,10 +18,10 @@ import contextlib
 import random
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.random  # here, and not first in every worker: NumPy loads it lazily
@@ -40,6 +40,7 @@ __all__ = ["OWN_AT", "Randomness", "Snapshot", "restore_in_process", "seed_worke
 _HEAD = struct.Struct("<qIII")
 _JUST_NOW = -1  # in place of that number
 _SHARE = 200  # one part of so many of the time is for searching
+T = TypeVar("T")
 OWN_AT = 16 * 1024  # where the states of the dataset's own generators begin
 Snapshot = Own
 _numpy_bits = np.random.mtrand.get_bit_generator
@@ -217,6 +218,27 @@ class Randomness:
         said."""
         self.restore(saved)
         self.own.check(saved[OWN_AT:])
+
+    def from_waiting_states(self, make: Callable[[], T]) -> T:
+        """What `make` returns, while states wait for generators that were made on the way before.
+        If it makes some of these generators, go back to where it began and call it again, from the
+        states that have waited."""
+        before = self.saved()
+        made, error = None, None
+        try:
+            made = make()
+        except BaseException as raised:
+            error = raised
+        again = self.own.made_some()
+        if again:
+            made = error = None
+            self.go_back(before)
+        self.own.give_up()
+        if again:
+            return make()
+        if error is not None:
+            raise error
+        return made  # type: ignore[return-value]
 
 
 def _head(searched: int, states: list[bytes]) -> bytes:

@@ -19,6 +19,7 @@ from holdfast.engine.continuation import (
     TRUST,
     ResumptionPlan,
     ResumptionResult,
+    extended,
 )
 from holdfast.worker.batch_fingerprint import (
     DROPPED_BATCH,
@@ -167,7 +168,7 @@ class StreamResumption:
                 raise
             self._replica.fail(error)  # the answer to every task, perhaps as it was before
             return self._found(exact=exact, error=_in_words(error))
-        return self._compare() if self._marks else self._found()
+        return self._compare() if plan.delivered else self._found()
 
     def _to_the_epochs_start(self) -> None:
         if self._setup.epoch_state is not None:
@@ -195,7 +196,21 @@ class StreamResumption:
     def _compare(self) -> ResumptionResult:
         """Make again the delivered batches of which there are fingerprints, and drop them."""
         plan, bound = self._plan, self._setup.rehearsal
-        differs, different, raised = None, 0, None
+        differs, different, raised, known = None, 0, None, True
+        if plan.way in AGAIN and self._first_mark:  # delivered by a run before this one
+            digest, blind = 0, 0
+            for number in range(self._first_mark):
+                self._replica.host.recorder.note(-1, -1, REPLAYING)
+                mark, _ = self._one_more()
+                if mark == NO_BATCH:
+                    return self._found(exact=False, ended=number, leaves=not plan.last)
+                digest = extended(digest, mark)
+                blind += unseen((mark,))
+            known = plan.digest is not None and not blind
+            if plan.digest is not None and digest != plan.digest:
+                different = 1
+                if not plan.last or bound is not None:
+                    return self._found(exact=False, different=1, leaves=not plan.last)
         for number, expected in enumerate(self._marks, self._first_mark):
             self._replica.host.recorder.note(-1, -1, REPLAYING)
             self._replica.hear_past((self._setup.epochs_done, number + 1), 0)
@@ -221,7 +236,7 @@ class StreamResumption:
                 return self._found(too_large=True)
         blind = unseen(self._marks)
         return self._found(
-            exact=False if different else None if blind else True,
+            exact=False if different else None if blind or not known else True,
             differs=differs,
             different=different,
             unseen=blind,

@@ -48,6 +48,7 @@ class Task:
     state: TaskState = TaskState.HELD
     result: Any = None
     nbytes: int = 0  # of the result
+    answer: int = 0  # which answer of its worker the result was, counted from 1
     tests_passed: int = 0  # isolation tests that a worker survived
     tests_dropped: int = 0  # isolation tests that kills from outside made impossible
     apart: bool = False  # its samples are loaded one by one, to find out which one is bad

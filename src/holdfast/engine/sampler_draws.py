@@ -1,0 +1,317 @@
+"""What an epoch draws from its sampler, and how another run gets to the same place in it.
+
+A sampler is asked for indices ahead of the batches that the consumer has. So its present state says
+little. There are two ways back to a place in the middle of an epoch:
+
+- A sampler, or its iterator, may have ``state_dict`` and ``load_state_dict``. Then it is asked for
+  its state after every draw, and the one after the last batch that the consumer has had is loaded.
+- All others are started again from the random generators as they were at the start of the epoch,
+  and asked for as many indices as before. No sample is loaded for that.
+
+The generators are the default ones of ``torch``, ``random`` and ``numpy.random``, the loader's, and
+those that are attributes of the samplers. The default ones belong to the program. They are put back
+afterwards: in the run that was broken off the same draws were made long before, when its epoch
+began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from holdfast.engine.checkpoint import Checkpoint
+from holdfast.samples.account import Account
+from holdfast.samples.substitute import copy_index, keys_of
+from holdfast.worker.batch_fingerprint import fingerprint
+from holdfast.worker.fetch import has_state
+from holdfast.worker.generator_states import State, global_states, state_of
+
+__all__ = [
+    "SamplerDiffers",
+    "SamplerDraws",
+    "SamplerStart",
+    "begin_sampler_again",
+    "default_generators_kept",
+    "epoch_of",
+    "first_missing_of",
+    "load_sampler_state",
+    "samplers_of",
+]
+
+log = logging.getLogger("holdfast")
+
+_INNER: Final = ("sampler", "batch_sampler", "base_sampler")
+_DEEPEST: Final = 4
+_SELDOM: Final = 64  # draws after which old states are dropped
+_DRAW_NOTHING: Final = (SequentialSampler, DistributedSampler, BatchSampler, list, tuple, range)
+_DRAW_FROM_TORCH: Final = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def samplers_of(loader: Any) -> dict[str, Any]:
+    """The sampler that gives a loader its indices, and those inside it, with the names of the
+    attributes that lead there."""
+    found: dict[str, Any] = {}
+    part, path = (
+        loader._index_sampler,
+        "sampler" if loader.batch_sampler is None else "batch_sampler",
+    )
+    while part is not None and len(found) < _DEEPEST:
+        found[path] = part
+        inner = next((name for name in _INNER if getattr(part, name, None) is not None), None)
+        if inner is None or any(getattr(part, inner) is one for one in found.values()):
+            break
+        part, path = getattr(part, inner), f"{path}.{inner}"
+    return found
+
+
+def epoch_of(loader: Any) -> tuple[Any, int] | None:
+    """The sampler that has been told the epoch with ``set_epoch``, and which epoch that is."""
+    for part in samplers_of(loader).values():
+        epoch = getattr(part, "epoch", None)
+        if type(epoch) is int and callable(getattr(part, "set_epoch", None)):
+            return part, epoch
+    return None
+
+
+def _own_generators(loader: Any) -> Iterator[tuple[str, State]]:
+    """The generators that are the loader's and its samplers', each once."""
+    met: set[int] = set()
+    places: list[tuple[str, Any]] = [("generator", loader.generator)]
+    for path, part in samplers_of(loader).items():
+        attributes = getattr(part, "__dict__", {})
+        places += [(f"{path}.{name}", value) for name, value in attributes.items()]
+    for path, value in places:
+        state = None if value is None else state_of(value)
+        if state is not None and id(state.subject) not in met:
+            met.add(id(state.subject))
+            yield path, state
+
+
+def _default_generators(loader: Any) -> list[State | None]:
+    """Those default generators from which its samplers may draw: of torch, random and NumPy."""
+    known = global_states()
+    draw: list[State | None] = [None, None, None]
+    for part in samplers_of(loader).values():
+        if type(part) not in (*_DRAW_NOTHING, *_DRAW_FROM_TORCH):
+            return [*known]
+        if type(part) in _DRAW_FROM_TORCH and getattr(part, "generator", None) is None:
+            draw[0] = known[0]
+    return draw
+
+
+@dataclass(frozen=True)
+class SamplerStart:
+    """The generators and the samplers of a loader at a moment, as a rule the start of an epoch."""
+
+    own: Mapping[str, tuple[str, bytes]]  # path: kind and state
+    default: tuple[bytes | None, ...] = (None, None, None)
+    epoch: int | None = None  # what set_epoch was called with
+
+    @classmethod
+    def of(cls, loader: Any) -> SamplerStart:
+        told = epoch_of(loader)
+        return cls(
+            {path: (state.kind, state.read()) for path, state in _own_generators(loader)},
+            tuple(None if state is None else state.read() for state in _default_generators(loader)),
+            None if told is None else told[1],
+        )
+
+    def restore(self, loader: Any, *, default: bool) -> None:
+        """Bring the generators of another loader, or of the same later, to this state."""
+        for path, state in _own_generators(loader):
+            kind, raw = self.own.get(path, ("", b""))
+            if kind == state.kind:
+                state.write(raw)
+        if default:
+            for one, kept in zip(global_states(), self.default, strict=True):
+                if kept is not None:
+                    one.write(kept)
+
+
+class SamplerDiffers(Exception):
+    """A sampler that was started again gives other indices than before: from this draw on, or
+    before it."""
+
+    def __init__(self, draw: int, of: int) -> None:
+        super().__init__(draw, of)
+        self.draw, self.of = draw, of
+
+
+@contextlib.contextmanager
+def default_generators_kept() -> Iterator[None]:
+    """Whatever is drawn inside from the default generators, they are afterwards as before."""
+    states = global_states()
+    before = [state.read() for state in states]
+    try:
+        yield
+    finally:
+        for state, raw in zip(states, before, strict=True):
+            state.write(raw)
+
+
+@dataclass
+class SamplerDraws:
+    """One epoch."""
+
+    start: SamplerStart
+    stateful: bool = False  # the sampler, or its iterator, has a state
+    states: dict[int, Any] = field(default_factory=dict)  # by the number of the draw before it
+    count: int = 0  # draws of a stateful sampler
+    oldest: Callable[[], int] = int
+    """Returns the first draw whose batch the consumer has not had."""
+    first: tuple[int, ...] = ()
+    """Which draws the first tasks of a resumed epoch are, where they do not follow one another."""
+    begun_at: int = 0  # the number of the first of these tasks
+
+    def ordinal(self, task: int) -> int:
+        """Which draw the task of this number is."""
+        place = task - self.begun_at
+        return self.first[place] if 0 <= place < len(self.first) else task
+
+    def go_to(
+        self,
+        iterator: Any,
+        resumed: Checkpoint,
+        account: Account | None,
+        look_ahead: Callable[[Account], None],
+    ) -> None:
+        """Draw again all indices up to where another run has left this epoch; `iterator` has just
+        started its sampler. Batches that the consumer has had beyond that place are left out."""
+        self.begun_at, had = resumed.done, frozenset(resumed.had_later)
+        if resumed.samples is not None:
+            self._skip_samples(iterator, resumed.samples)
+            return
+        index, last, begin = None, 0, 0
+        if resumed.shuffled is not None:
+            self._shuffle_as(iterator, resumed.shuffled)
+        if resumed.sampler_state is not None and self.stateful:
+            self.states.clear()
+            self.count = begin = resumed.first_missing
+            load_sampler_state(iterator, resumed.sampler_state)
+            self.watch(iterator)
+        elif account is not None:
+            look_ahead(account)
+        for last in range(begin, resumed.first_missing):
+            try:
+                index = iterator._draw()
+            except StopIteration:
+                raise SamplerDiffers(last, resumed.first_missing) from None
+            if account is not None:
+                account.hints_for(last, keys_of(index, iterator._auto_collation))
+        compares = resumed.index is not None and begin < resumed.first_missing
+        if compares and fingerprint(copy_index(index)) != resumed.index:
+            raise SamplerDiffers(last, resumed.first_missing)
+        if had:
+            between = range(resumed.first_missing, max(had) + 1)
+            drawn = [iterator._draw() for _ in between]
+            self.first = tuple(number for number in between if number not in had)
+            iterator._ahead.extend(drawn[number - between.start] for number in self.first)
+
+    def _shuffle_as(self, iterator: Any, state: bytes) -> None:
+        """Give this epoch the order that a random sampler makes with this generator."""
+        generator = torch.Generator()
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        sampler: Any = RandomSampler(iterator._dataset, generator=generator)
+        batches = iterator._index_sampler
+        if type(batches) is BatchSampler:
+            sampler = BatchSampler(sampler, batches.batch_size, batches.drop_last)
+        iterator._sampler_iter = iter(sampler)
+
+    def _skip_samples(self, iterator: Any, count: int) -> None:
+        """The same for batches of another size: leave out so many samples."""
+        batches = iterator._index_sampler
+        samples = iter(batches.sampler)
+        for _ in itertools.islice(samples, count):
+            pass
+        rest: Any = samples
+        iterator._sampler_iter = iter(BatchSampler(rest, batches.batch_size, batches.drop_last))
+
+    # -- samplers with a state ------------------------------------------------------------
+
+    def watch(self, iterator: Any) -> None:
+        """If the sampler of this iterator has a state, ask for it after every draw from now on."""
+        index_sampler = iterator._index_sampler
+        parts = (iterator._sampler_iter, index_sampler, getattr(index_sampler, "sampler", None))
+        stateful = next((part for part in parts if has_state(part)), None)
+        self.stateful = stateful is not None
+        if stateful is None:
+            iterator.__dict__.pop("_next_index", None)
+        else:
+            self.states[self.count - 1] = copy.deepcopy(stateful.state_dict())
+            iterator._next_index = self._draw_with_state(iterator._sampler_iter, stateful)
+
+    def _draw_with_state(self, source: Iterator[Any], stateful: Any) -> Callable[[], Any]:
+        """The sampler is the iterator's: it may refer to the loader, and a thread holds this."""
+
+        def draw() -> Any:
+            index = next(source)
+            self.states[self.count] = copy.deepcopy(stateful.state_dict())
+            self.count += 1
+            if not self.count % _SELDOM:
+                self.state_before(self.oldest())
+            return index
+
+        return draw
+
+    def state_before(self, draw: int) -> Any:
+        """The sampler's state before this draw; those of earlier draws are not needed any more."""
+        for number in [one for one in self.states if one < draw - 1]:
+            del self.states[number]
+        return self.states.get(draw - 1)
+
+
+def first_missing_of(pool: weakref.ref[Any]) -> Callable[[], int]:
+    """For `SamplerDraws.oldest`, of a pool."""
+
+    def oldest() -> int:
+        there = pool()
+        return 0 if there is None else there.first_missing()
+
+    return oldest
+
+
+def begin_sampler_again(loader: Any, resumed: Checkpoint) -> None:
+    """Before the sampler of a loader is started: bring its generators to where they were when
+    another run started it, or, if that had ended its epoch, to where they were then."""
+    begun = resumed.begun
+    if begun is None:
+        return
+    begun.restore(loader, default=not resumed.finished)
+    told = epoch_of(loader)
+    if not resumed.finished and told is not None and begun.epoch not in (None, told[1]):
+        log.warning(
+            "resumed: %s was at epoch %d, and the state is of epoch %d: that is set",
+            type(told[0]).__qualname__,
+            told[1],
+            begun.epoch,
+        )
+        told[0].set_epoch(begun.epoch)
+
+
+def load_sampler_state(iterator: Any, state: Any) -> None:
+    """Bring the sampler of an iterator to a state that it, or another of its kind, gave."""
+    index_sampler = iterator._index_sampler
+    state = copy.deepcopy(state)
+    parts: tuple[Any, ...] = (index_sampler, getattr(index_sampler, "sampler", None))
+    for part in parts:
+        if has_state(part) and not has_state(iterator._sampler_iter):
+            part.load_state_dict(state)
+            iterator._sampler_iter = iter(index_sampler)
+            return
+    iterator._sampler_iter.load_state_dict(state)

@@ -1,0 +1,126 @@
+"""What comes after a resumption is the rest of the run that was not broken off, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast import DataLoader
+from tests.resume.plans import QUICK, SLOW, Plan
+from tests.support.datasets import OneString
+from tests.support.fingerprint import fingerprint
+from tests.support.loaders import STOCK
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def seed() -> None:
+    torch.manual_seed(1)
+    random.seed(2)
+    np.random.seed(3)
+
+
+def generators() -> tuple[Any, ...]:
+    """The program's own, which a program saves with its model."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def put_back(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+
+
+def begin(loader: Any, epoch: int) -> Any:
+    told = getattr(loader.sampler, "set_epoch", None)
+    if told is not None:
+        told(epoch)
+    return iter(loader)
+
+
+def had(iterator: Any, most: int = 1 << 30) -> list[Any]:
+    """What comes from an iterator: batches, and errors by their type."""
+    found: list[Any] = []
+    while len(found) < most:
+        try:
+            found.append(fingerprint(next(iterator)))
+        except StopIteration:
+            break
+        except OneString as error:
+            found.append(re.findall(r"sample \d+", str(error))[-1])
+    return found
+
+
+def whole(plan: Plan) -> tuple[list[list[Any]], Any]:
+    """The epochs of stock torch, and its loader's generator at the end."""
+    seed()
+    loader = plan.make(STOCK)
+    return [had(begin(loader, epoch)) for epoch in range(plan.epochs)], loader.generator
+
+
+def check(
+    plan: Plan, place: tuple[int, int], reference: tuple[list[list[Any]], Any]
+) -> dict[str, Any]:
+    """Break off there, go on in another loader, and compare all that follows; returns the state."""
+    epochs, generator = reference
+    broken, batches = place
+    seed()
+    loader = plan.make(lambda *args, **kwargs: DataLoader(*args, **kwargs, **plan.ours))
+    for epoch in range(broken):
+        assert had(begin(loader, epoch)) == epochs[epoch]
+    iterator = begin(loader, broken)
+    first = had(iterator, batches)
+    text = json.dumps(loader.state_dict())
+    program = generators()
+    del iterator
+    loader.close()
+    seed()
+    resumed = plan.make(lambda *args, **kwargs: DataLoader(*args, **kwargs, **plan.ours))
+    resumed.load_state_dict(json.loads(text))
+    assert json.dumps(resumed.state_dict()) == text
+    put_back(program)
+    rest = had(begin(resumed, broken))
+    assert first + rest == epochs[broken]
+    for epoch in range(broken + 1, plan.epochs):
+        assert had(begin(resumed, epoch)) == epochs[epoch]
+    if generator is not None:
+        assert torch.equal(resumed.generator.get_state(), generator.get_state())
+    resumed.close()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_rest_is_that_of_torch_without_a_break(name: str) -> None:
+    plan = QUICK[name]
+    reference = whole(plan)
+    for place in plan.breaks:
+        check(plan, place, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_the_rest_is_that_of_torch_in_every_place(name: str) -> None:
+    plan = SLOW[name]
+    reference = whole(plan)
+    for place in plan.breaks:
+        with contextlib.suppress(IndexError):
+            check(plan, (place[0], min(place[1], len(reference[0][place[0]]))), reference)
+
+
+def test_a_replay_is_said_once_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "holdfast"):
+        check(QUICK["a stream"], (0, 5), whole(QUICK["a stream"]))
+    said = [
+        one.getMessage() for one in caplog.records if "drawn again and dropped" in one.getMessage()
+    ]
+    assert len(said) == 1
+    assert "5 batches" in said[0]

@@ -1,0 +1,477 @@
+"""The state itself: when it can be taken, what is in it, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset, SequentialSampler
+
+from holdfast import DataLoader, StateError
+from tests.resume.plans import EagerShuffle, Remembers, Resumable, Sometimes
+from tests.support.datasets import Numbers, Revealing, Stream
+
+Values = list[list[int]]
+
+
+def values(batches: Any) -> Values:
+    return [batch.tolist() for batch in batches]
+
+
+def numbers(**options: Any) -> Any:
+    return DataLoader(Numbers(12), batch_size=2, **options)
+
+
+WHOLE = [[n, n + 1] for n in range(0, 12, 2)]
+
+
+def resumed(state: Any, make: Callable[[], Any] = numbers) -> Values:
+    loader = make()
+    loader.load_state_dict(state)
+    return values(loader)
+
+
+# -- when it can be taken -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_can_be_taken_at_any_time_and_counts_what_was_had(workers: int) -> None:
+    def make() -> Any:
+        return numbers(num_workers=workers)
+
+    loader = make()
+    before = loader.state_dict()
+    assert before["batches"] == 0
+    assert loader._iterator is None
+    states = []
+    for number, _ in enumerate(loader):
+        states.append(loader.state_dict())
+        assert states[-1] == loader.state_dict()
+        assert states[-1]["batches"] == number + 1
+    after = loader.state_dict()
+    assert after["_iterator_finished"]
+    assert not states[-1]["_iterator_finished"]
+    assert resumed(before, make) == resumed(after, make) == WHOLE
+    for number, state in enumerate(states[1::2]):
+        assert resumed(state, make) == WHOLE[2 * number + 2 :]
+    last = make()
+    last.load_state_dict(states[-1])
+    assert values(last) == []
+    assert values(last) == WHOLE
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_can_be_taken_when_the_loop_has_been_left(workers: int) -> None:
+    loader = numbers(num_workers=workers)
+    try:
+        for number, _ in enumerate(loader):
+            assert 1 / (2 - number)
+    except ZeroDivisionError:
+        pass
+    assert resumed(loader.state_dict(), lambda: numbers(num_workers=workers)) == WHOLE[3:]
+    loader.close()
+    assert loader.state_dict()["batches"] == 3
+
+
+def test_it_can_be_taken_by_another_thread_while_the_loop_waits() -> None:
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.5 * (index == 4))
+            return index
+
+    loader: Any = DataLoader(Slow(12), batch_size=2, num_workers=1)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    waiting = threading.Thread(target=next, args=(iterator,))
+    waiting.start()
+    time.sleep(0.05)
+    state = loader.state_dict()
+    assert waiting.is_alive()
+    assert state["batches"] == 2
+    waiting.join()
+    assert loader.state_dict()["batches"] == 3
+    assert resumed(state, lambda: DataLoader(Slow(12), batch_size=2, num_workers=1)) == WHOLE[2:]
+
+
+def test_a_state_of_a_loaded_loader_is_what_was_loaded_and_can_be_taken_again_later() -> None:
+    loader = numbers(num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    kept = copy.deepcopy(state)
+    state["_iterator_finished"] = False  # as Accelerate does
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert loader.state_dict() is not state
+    seen = values(iter(loader))
+    assert seen == WHOLE[1:]
+    assert state == kept
+    loader.load_state_dict({})  # as with torchdata's
+    assert values(loader) == WHOLE
+
+
+def test_several_resumptions_follow_one_another() -> None:
+    state, seen = None, []
+    while len(seen) < 6:
+        loader: Any = DataLoader(Revealing(18), batch_size=3, shuffle=True, num_workers=2)
+        if state is None:
+            torch.manual_seed(3)
+        else:
+            loader.load_state_dict(state)
+        seen.append(next(iter(loader)))
+        state = loader.state_dict()
+    torch.manual_seed(3)
+    stock = torch.utils.data.DataLoader(Revealing(18), batch_size=3, shuffle=True, num_workers=2)
+    for ours, theirs in zip(seen, stock, strict=True):
+        assert torch.equal(ours["index"], theirs["index"])
+        assert torch.equal(ours["torch"], theirs["torch"])
+
+
+def test_the_size_and_the_cost_do_not_grow_with_the_position() -> None:
+    loader: Any = DataLoader(Numbers(20_000), shuffle=True)
+    sizes = []
+    for number, _ in enumerate(loader):
+        if number in (10, 15_000):
+            sizes.append(len(json.dumps(loader.state_dict())))
+    assert abs(sizes[0] - sizes[1]) < 100
+    assert sizes[0] < 10_000
+
+
+def test_random_states_cost_ten_kilobytes_for_each_worker() -> None:
+    sizes = []
+    for workers in (1, 2):
+        loader: Any = DataLoader(Revealing(16), num_workers=workers)
+        iterator = iter(loader)
+        for _ in range(4):
+            next(iterator)
+        sizes.append(len(json.dumps(loader.state_dict())))
+        loader.close()
+    assert 5_000 < sizes[1] - sizes[0] < 12_500
+
+
+# -- in any order ---------------------------------------------------------------------------
+
+
+class Uneven(Numbers):
+    """Worker 0 is slow."""
+
+    def __getitem__(self, index: int) -> int:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        time.sleep(0.02 * (info.id == 0))
+        return index
+
+
+@pytest.mark.parametrize("sampler", [None, Remembers])
+def test_out_of_order_each_sample_comes_once_over_all_parts(sampler: Any) -> None:
+    def make() -> Any:
+        options = {"sampler": sampler(30)} if sampler else {"shuffle": True}
+        return DataLoader(Uneven(30), num_workers=2, in_order=False, **options)
+
+    torch.manual_seed(0)
+    seen: list[int] = []
+    state: Any = None
+    for part in (9, 5, 30):
+        loader = make()
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            seen.append(int(batch))
+            part -= 1
+            if not part:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+    assert sorted(seen) == list(range(30))
+
+
+# -- bad samples ----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_bad_samples_are_counted_over_both_parts(policy: str, workers: int, tmp_path: Any) -> None:
+    def make(name: str) -> Any:
+        return DataLoader(
+            Sometimes(40),
+            batch_size=4,
+            shuffle=True,
+            num_workers=workers,
+            on_bad_sample=policy,
+            quarantine=tmp_path / name,
+            generator=torch.Generator().manual_seed(4),
+        )
+
+    def seen(loader: Any) -> list[Any]:
+        return [(batch["index"].tolist(), batch["random"].tolist()) for batch in loader]
+
+    whole = make("one")
+    torch.manual_seed(0)
+    program = torch.get_rng_state()
+    expected = [seen(whole) for _ in range(2)]
+    torch.set_rng_state(program)
+    first, parts = make("two"), []
+    for batch in first:
+        parts.append((batch["index"].tolist(), batch["random"].tolist()))
+        if len(parts) == 5:
+            break
+    state = json.loads(json.dumps(first.state_dict()))
+    program = torch.get_rng_state()
+    rest = make("two")
+    rest.load_state_dict(state)
+    torch.set_rng_state(program)
+    parts += seen(rest)
+    if workers:  # without, `random` is the program's
+        assert parts == expected[0]
+    assert [one for one, _ in parts] == [one for one, _ in expected[0]]
+    assert [one for one, _ in seen(rest)] == [one for one, _ in expected[1]]
+    key = [(bad.index, bad.epoch, bad.action) for bad in whole.bad_samples]
+    assert [(bad.index, bad.epoch, bad.action) for bad in rest.bad_samples] == key
+    assert len((tmp_path / "two").read_text().splitlines()) == len(
+        (tmp_path / "one").read_text().splitlines()
+    )
+
+
+# -- deaths ---------------------------------------------------------------------------------
+
+
+class Deadly(Revealing):
+    """The first worker that loads one of these samples kills itself, once for each run."""
+
+    def __init__(self, size: int, folder: Any) -> None:
+        super().__init__(size)
+        self.folder = folder
+
+    def __getitem__(self, index: Any) -> Any:
+        die_once(index, self.folder)
+        return super().__getitem__(index)
+
+
+def die_once(index: int, folder: Any) -> None:
+    if index % 5 == 2:
+        try:
+            os.close(os.open(folder / str(index), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_under_a_storm_of_kills_every_state_leads_to_the_rest(stream: bool, tmp_path: Any) -> None:
+    dataset: Any = _DeadlyStream(30, tmp_path) if stream else Deadly(30, tmp_path)
+    plain: Any = Resumable(30) if stream else Revealing(30)
+    shuffle = {} if stream else {"shuffle": True}
+
+    def make(data: Any, kind: Any = DataLoader, **more: Any) -> Any:
+        generator = torch.Generator().manual_seed(2)
+        return kind(data, batch_size=2, num_workers=2, generator=generator, **shuffle, **more)
+
+    expected = [
+        (one["index"].tolist(), one["random"].tolist())
+        for one in make(plain, torch.utils.data.DataLoader)
+    ]
+    seen: list[Any] = []
+    state = None
+    while len(seen) < len(expected):
+        loader = make(dataset, max_restarts=None)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            seen.append((batch["index"].tolist(), batch["random"].tolist()))
+            state = loader.state_dict()
+            if len(seen) % 5 == 0:
+                break
+        loader.close()
+    assert seen == expected
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+class _DeadlyStream(Resumable):
+    def __init__(self, size: int, folder: Any) -> None:
+        super().__init__(size)
+        self.folder = folder
+
+    def __iter__(self) -> Any:
+        for sample in super().__iter__():
+            die_once(sample["index"], self.folder)
+            yield sample
+
+
+# -- what is refused ------------------------------------------------------------------------
+
+
+def state_of(make: Callable[[], Any], batches: int = 2) -> Any:
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    state = loader.state_dict()
+    del iterator
+    loader.close()
+    return json.loads(json.dumps(state))
+
+
+def spread(rank: int = 0, seed: int = 0) -> Any:
+    data = Numbers(12)
+    return DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 2, rank, seed=seed))
+
+
+def seeded(seed: int) -> Any:
+    return numbers(shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "words"),
+    [
+        (numbers, lambda: numbers(num_workers=2), "num_workers=0, and this loader has num_workers=2"),
+        (
+            lambda: numbers(),
+            lambda: DataLoader(Numbers(12), batch_size=3),
+            "batch_size=2, and this loader has batch_size=3; use batch_size=2",
+        ),
+        (
+            lambda: numbers(),
+            lambda: DataLoader(Numbers(13), batch_size=2),
+            "had 12 samples when the state was taken, and has 13 now",
+        ),
+        (
+            lambda: numbers(shuffle=True),
+            lambda: numbers(),
+            "BatchSampler of torch.utils.data.sampler.RandomSampler when the state was taken",
+        ),
+        (lambda: seeded(1), lambda: seeded(2), "one with seed 1 when the state was taken, and is one with seed 2"),
+        (lambda: spread(), lambda: spread(seed=7), "sampler.seed was 0 when the state was taken, and is 7"),
+        (lambda: spread(), lambda: spread(rank=1), "sampler.rank was 0 when the state was taken, and is 1"),
+        (
+            lambda: numbers(drop_last=True),
+            lambda: numbers(),
+            "drop_last=True, and this loader has drop_last=False",
+        ),
+        (
+            lambda: DataLoader(Stream(12), batch_size=2),
+            lambda: numbers(),
+            "the dataset is iterable in the state and map-style here",
+        ),
+        (
+            lambda: numbers(num_workers=1),
+            lambda: numbers(num_workers=1, multiprocessing_context="spawn"),
+            "started with 'fork' when the state was taken, and are with 'spawn' now",
+        ),
+        (
+            lambda: numbers(num_workers=1),
+            lambda: numbers(num_workers=1, persistent_workers=True),
+            "persistent_workers=False, and this loader has persistent_workers=True",
+        ),
+    ],
+)  # fmt: skip
+def test_a_state_of_another_loader_is_refused_and_says_why(
+    there: Callable[[], Any], here: Callable[[], Any], words: str
+) -> None:
+    state = state_of(there)
+    loader = here()
+    before = loader.state_dict()
+    with pytest.raises(StateError, match="does not fit this loader") as error:
+        loader.load_state_dict(state)
+    assert words in str(error.value)
+    assert loader.state_dict() == before
+
+
+def test_what_is_no_state_is_refused_and_changes_nothing() -> None:
+    loader, state = numbers(), state_of(numbers)
+    wrong: list[tuple[Any, str]] = [
+        ([], "this is a list"),
+        ({"model": 1}, "it has no version"),
+        ({**state, "version": 9}, "version 9, and this holdfast reads versions up to 1"),
+        ({key: one for key, one in state.items() if key != "epoch"}, "damaged or incomplete"),
+        ({**state, "epoch": {**state["epoch"], "done": -1}}, "where a number of batches"),
+        ({**state, "sampler": {**state["sampler"], "now": {"a": {"kind": "t", "state": "?"}}}}, "damaged"),
+    ]  # fmt: skip
+    for one, words in wrong:
+        with pytest.raises(StateError) as error:
+            loader.load_state_dict(one)
+        assert words in str(error.value)
+    assert values(loader) == WHOLE
+
+
+@pytest.mark.filterwarnings("ignore:holdfast. resumed, but not exactly")
+def test_without_strict_it_goes_on_as_near_as_possible() -> None:
+    state = state_of(numbers)
+    for make, expected in (
+        (lambda: numbers(num_workers=2), WHOLE[2:]),
+        (lambda: DataLoader(Numbers(12), batch_size=4), [[4, 5, 6, 7], [8, 9, 10, 11]]),
+        (lambda: DataLoader(Numbers(13), batch_size=2), [*WHOLE[2:], [12]]),
+    ):
+        loader = make()
+        with pytest.warns(UserWarning, match="resumed, but not exactly"):
+            loader.load_state_dict(state, strict=False)
+        assert values(loader) == expected
+
+
+def test_a_sampler_that_gives_other_indices_is_noticed() -> None:
+    class ByTime(EagerShuffle):
+        def __iter__(self) -> Any:
+            return iter(torch.randperm(self.size, generator=torch.Generator().manual_seed(time.time_ns())).tolist())  # fmt: skip
+
+    def make() -> Any:
+        return DataLoader(Numbers(100), batch_size=5, sampler=ByTime(100))
+
+    loader = make()
+    loader.load_state_dict(state_of(make, 3))
+    with pytest.raises(StateError, match="the sampler does not give the indices again"):
+        iter(loader)
+
+
+def test_the_epoch_of_a_sampler_is_set_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    loader = spread()
+    loader.sampler.set_epoch(3)
+    expected = values(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state, other = loader.state_dict(), spread()
+    other.load_state_dict(state)
+    assert values(other) == expected[1:]
+    assert "at epoch 0, and the state is of epoch 3" in caplog.text
+
+
+def test_a_stream_that_does_not_repeat_itself_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class ByTime(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            for number in range(12):
+                yield number + time.time_ns() % 1000 * 100
+
+    def make() -> Any:
+        return DataLoader(ByTime(), batch_size=2, num_workers=1)
+
+    loader = make()
+    loader.load_state_dict(state_of(make))
+    assert len(list(loader)) == 4
+    assert "not deterministic" in caplog.text
+
+
+def test_nothing_is_read_with_pickle_unless_a_dataset_forces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import holdfast.plain_data
+
+    def refuse(raw: bytes) -> Any:
+        raise AssertionError("pickle")
+
+    state = state_of(lambda: DataLoader(Revealing(12), shuffle=True, num_workers=1))
+    monkeypatch.setattr(holdfast.plain_data.pickle, "loads", refuse)
+    DataLoader(Revealing(12), shuffle=True, num_workers=1).load_state_dict(state)
+
+
+def test_sequential_needs_no_generators() -> None:
+    state = state_of(lambda: numbers(sampler=SequentialSampler(Numbers(12))))
+    assert state["sampler"]["default"] == [None, None, None]
+    assert len(json.dumps(state)) < 1500
