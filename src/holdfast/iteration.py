@@ -131,10 +131,12 @@ def new_iterator(
             return torchs()  # which refuses it in its own words
     values = option_values(loader)
     chosen = options.parse(num_workers=loader.num_workers, **values)
-    if loader.num_workers == 0 and chosen.policy is None and chosen.logbook is None:
+    silent = chosen.policy is None and chosen.logbook is None and state.loaded is None
+    if loader.num_workers == 0 and silent:
         # There is nothing that could be told of it: its name is not needed.
         state.engine, state.logbook, state.ledger.logbook = "holdfast", None, None
-        return SerialIterator(loader, chosen, state.stats, state.ledger, state.epochs)
+        with resumption.beginning(loader) as (bookmark, _):
+            return SerialIterator(loader, chosen, state.stats, state.ledger, state.epochs, bookmark)
     name, rank = chosen.name or name_of(loader.dataset), find_rank()
     origin = LoaderIdentity(name, rank.told)
     logbook = _logbook(loader, state, chosen.logbook, rank.number, name, values)

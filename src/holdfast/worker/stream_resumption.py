@@ -201,6 +201,7 @@ class StreamResumption:
             digest, blind = 0, 0
             for number in range(self._first_mark):
                 self._replica.host.recorder.note(-1, -1, REPLAYING)
+                self._replica.hear_past((self._setup.epochs_done, number + 1), 0)
                 mark, _ = self._one_more()
                 if mark == NO_BATCH:
                     return self._found(exact=False, ended=number, leaves=not plan.last)
