@@ -105,6 +105,7 @@ def state_dict(loader: Any) -> dict[str, Any]:
                     for number, one in enumerate(begun.default)
                 ],
                 "epoch": begun.epoch,
+                "before_seed": begun.before_seed,
                 "state": to_plain(checkpoint.sampler_state),
             }
         _add_workers(state, loader, checkpoint, text)
@@ -454,7 +455,9 @@ def _start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
     if which == "now":
         default = []
     default += [None] * (3 - len(default))
-    return SamplerStart(own, tuple(default), sampler.get("epoch") if which == "begun" else None)
+    if which == "now":
+        return SamplerStart(own, tuple(default))
+    return SamplerStart(own, tuple(default), sampler["epoch"], bool(sampler["before_seed"]))
 
 
 def _checkpoint(state: Mapping[str, Any], finished: bool, now: SamplerStart) -> Checkpoint | None:

@@ -35,6 +35,7 @@ from holdfast.engine.sampler_draws import (
     SamplerDraws,
     SamplerStart,
     begin_sampler_again,
+    draw_seed,
     first_missing_of,
 )
 from holdfast.engine.samplers import leaves_no_trace, runs_no_user_code
@@ -227,8 +228,11 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         draws = None
         if not iterable:
             oldest = first_missing_of(weakref.ref(self._pool))
-            draws = SamplerDraws(SamplerStart.of(loader), oldest=oldest)
+            again = resumed is not None and not resumed.finished and resumed.begun.before_seed
+            draws = SamplerDraws(SamplerStart.of(loader, before_seed=again), oldest=oldest)
         BaseDataLoaderIter._reset(self, loader, first_iter)
+        if draws is not None and draws.start.before_seed:
+            draw_seed(loader)
         if not first_iter:
             self._seeds = self._begin_epoch(loader, self._options, None)
         self._stats.epochs += 1

@@ -48,6 +48,7 @@ __all__ = [
     "SamplerStart",
     "begin_sampler_again",
     "default_generators_kept",
+    "draw_seed",
     "epoch_of",
     "first_missing_of",
     "load_sampler_state",
@@ -122,14 +123,18 @@ class SamplerStart:
     own: Mapping[str, tuple[str, bytes]]  # path: kind and state
     default: tuple[bytes | None, ...] = (None, None, None)
     epoch: int | None = None  # what set_epoch was called with
+    before_seed: bool = False
+    """Whether the seed of the workers was drawn after this. Without workers torch starts the
+    sampler once, before it draws that seed; with workers it starts it again after that."""
 
     @classmethod
-    def of(cls, loader: Any) -> SamplerStart:
+    def of(cls, loader: Any, *, before_seed: bool = False) -> SamplerStart:
         told = epoch_of(loader)
         return cls(
             {path: (state.kind, state.read()) for path, state in _own_generators(loader)},
             tuple(None if state is None else state.read() for state in _default_generators(loader)),
             None if told is None else told[1],
+            before_seed,
         )
 
     def restore(self, loader: Any, *, default: bool) -> None:
@@ -302,6 +307,11 @@ def begin_sampler_again(loader: Any, resumed: Checkpoint) -> None:
             begun.epoch,
         )
         told[0].set_epoch(begun.epoch)
+
+
+def draw_seed(loader: Any) -> None:
+    """Draw what torch draws for the seed of the workers."""
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
 def load_sampler_state(iterator: Any, state: Any) -> None:

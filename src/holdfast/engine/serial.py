@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from holdfast.autopsy.blackbox import NoRecorder
@@ -78,19 +77,24 @@ class SerialIterator(SingleProcessDataLoaderIter):
             seeds = resumed.sample_seed
         self._sample_seed = seeds
         self._seeds = None if seeds is None else SampleSeeds(*seeds)
-        if resumed is not None and not iterable:
+        later = resumed is not None and continues and not iterable and not resumed.begun.before_seed
+        if resumed is not None and not iterable and not later:
             begin_sampler_again(loader, resumed)
         self._draws = None
         if not iterable:
-            self._draws = SamplerDraws(
-                SamplerStart.of(loader), oldest=_number_of(weakref.ref(self))
-            )
-        if self._seeds is None and not (iterable and continues):
+            start = SamplerStart.of(loader, before_seed=True)
+            self._draws = SamplerDraws(start, oldest=_number_of(weakref.ref(self)))
+        self._of_torch = self._seeds is None and not (iterable and continues)
+        if self._of_torch:
             super().__init__(loader)
         else:  # torch's own would call iter(dataset), which may draw from the trainer's generators
             BaseDataLoaderIter.__init__(self, loader)
             if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
                 apply_sharding(self._dataset, self._world_size, self._rank)
+        if resumed is not None and later and self._draws is not None:
+            begin_sampler_again(loader, resumed)
+            self._draws.start = SamplerStart.of(loader)
+            self._sampler_iter = iter(self._index_sampler)
         self._stats = stats
         self._batch_size = loader.batch_size
         self._recorder = NoRecorder()
@@ -124,8 +128,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
         with self._borrowed_generators():
             if self._policy is not None:
                 self._careful = self._careful_fetcher(self._policy)
-            elif self._seeds is not None:
-                self._dataset_fetcher = self._seeding_fetcher()
+            elif not self._of_torch:
+                self._dataset_fetcher = self._own_fetcher()
 
     # -- where it is ----------------------------------------------------------------------
 
@@ -188,16 +192,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
         return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
 
     def begin_stream(self) -> None:
-        """Begin to iterate over the dataset."""
-        create: Any = torch.utils.data._DatasetKind.create_fetcher
-        if self._seeds is None:
-            self._dataset_fetcher = create(
-                self._dataset_kind,
-                self._dataset,
-                self._auto_collation,
-                self._collate_fn,
-                self._drop_last,
-            )
+        """Begin to iterate over the dataset, with a fetcher of ours."""
+        self._of_torch = False
         self._begin_fetcher()
 
     def _borrowed_generators(self) -> contextlib.AbstractContextManager[None]:
@@ -205,7 +201,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         seeds = self._seeds
         return contextlib.nullcontext() if seeds is None else seeds.borrowed_generators()
 
-    def _seeding_fetcher(self) -> MapFetcher | IterableFetcher:
+    def _own_fetcher(self) -> MapFetcher | IterableFetcher:
         kind = IterableFetcher if isinstance(self._dataset, IterableDataset) else MapFetcher
         return kind(self._dataset, **self._for_fetcher())
 
@@ -264,7 +260,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         try:
             if self._randomness.own.waiting:
                 data = self._randomness.from_waiting_states(lambda: self._fetch(index))
-            elif self._seeds is None:
+            elif self._of_torch:
                 data = self._dataset_fetcher.fetch(index)
             else:
                 data = self._fetch(index)
@@ -287,9 +283,9 @@ class SerialIterator(SingleProcessDataLoaderIter):
         return data
 
     def _fetch(self, index: Any) -> Any:
-        if self._seeds is None:
+        if self._of_torch:
             return self._dataset_fetcher.fetch(index)
-        with self._seeds.borrowed_generators():
+        with self._borrowed_generators():
             return self._dataset_fetcher.fetch(self._number, index)
 
     def _done(

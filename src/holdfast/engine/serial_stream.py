@@ -178,6 +178,7 @@ class _Replica:
 
     stream: SerialStream
     seat: SeatPosition
+    told_error: BaseException | None = None
 
     def __post_init__(self) -> None:
         iterator, seat = self.stream._iterator, self.seat
