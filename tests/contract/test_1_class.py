@@ -71,6 +71,7 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
     )
     assert extra == {
         "max_restarts",
+        "snapshot_every_n_steps",
         "stall_timeout",
         "on_bad_sample",
         "max_bad_samples",
