@@ -1,14 +1,24 @@
 """Which kind of worker a loader gets, and how batches are pinned: the only place where `engine`
-imports a driver."""
+imports a driver.
+
+Everything is imported with this module, and not when it is first used: a process that has no
+descriptor left, or has given up its rights, cannot import anything later.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 from holdfast.engine.driver import WorkerMethod
 from holdfast.engine.pinning import CopyToPinned, Pinner
 from holdfast.options import WorkerMethodName
+from holdfast.threads.method import ThreadMethod
 from holdfast.worker.interface import Blueprint
+
+if sys.platform == "linux":  # elsewhere these cannot be imported, and `iteration` asks for neither
+    from holdfast.processes import pinning_in_place
+    from holdfast.processes.method import ProcessMethod
 
 __all__ = ["new_pinner", "worker_method"]
 
@@ -16,14 +26,7 @@ __all__ = ["new_pinner", "worker_method"]
 def worker_method(name: WorkerMethodName, blueprint: Blueprint, context: Any) -> WorkerMethod:
     """The workers of a loader with this ``worker_method`` and ``multiprocessing_context``. Runs
     code of the user: under spawn the dataset is pickled here."""
-    # Imported here: a platform that lacks what one kind of worker needs can have another.
-    if name == "thread":
-        from holdfast.threads.method import ThreadMethod
-
-        return ThreadMethod(blueprint)
-    from holdfast.processes.method import ProcessMethod
-
-    return ProcessMethod(blueprint, context)
+    return ThreadMethod(blueprint) if name == "thread" else ProcessMethod(blueprint, context)
 
 
 def new_pinner(
@@ -33,6 +36,4 @@ def new_pinner(
     before what is logged."""
     if in_place is None:
         return CopyToPinned(device, index)
-    from holdfast.processes.pinning_in_place import pinner
-
-    return pinner(device, index, in_place, whose)
+    return pinning_in_place.pinner(device, index, in_place, whose)
