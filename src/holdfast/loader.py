@@ -254,6 +254,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Have the next ``iter()`` go on from a state: the rest of that epoch comes, batch for
         batch and bit for bit as it would have come without the break.
 
+        >>> loader = DataLoader([1, 2, 3, 4, 5], batch_size=2, num_workers=1)
+        >>> for batch in loader:
+        ...     state = loader.state_dict()
+        ...     break
         >>> again = DataLoader([1, 2, 3, 4, 5], batch_size=2, num_workers=1)
         >>> again.load_state_dict(state)
         >>> [batch.tolist() for batch in again]

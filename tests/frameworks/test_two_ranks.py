@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("datasets")
+
 from holdfast.autopsy import logbook
 from holdfast.limits.shares import shares
 from tests.frameworks.trainings import ways

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
+import pickle
 import random
 import types
 from collections import OrderedDict
@@ -21,6 +23,7 @@ from holdfast.samples.substitute import NOTHING
 from holdfast.worker import generator_search
 from holdfast.worker import randomness as randomness_module
 from holdfast.worker.generator_search import MOST
+from holdfast.worker.generator_states import plain_loads
 from holdfast.worker.generators import Generators
 from holdfast.worker.randomness import OWN_AT, Randomness, restore_in_process
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -594,3 +597,18 @@ def test_one_that_was_taken_away_is_told_of() -> None:
     assert about == "generators-changed"
     assert "dataset.b" in words
     boxes.close()
+
+
+def test_a_random_state_that_would_run_code_is_refused() -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.system, ("true",)
+
+    with pytest.raises(pickle.UnpicklingError, match="a random state has no"):
+        plain_loads(pickle.dumps({"state": Runs()}))
+
+
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.SFC64, np.random.Philox])
+def test_the_state_of_a_bit_generator_is_read_without_running_code(kind: Any) -> None:
+    state = kind(7).state
+    assert repr(plain_loads(pickle.dumps(state, 5))) == repr(state)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast import kernel
-from holdfast.autopsy.blackbox import BlackBoxes
+from holdfast.autopsy.blackbox import FEWEST_SLOTS, BlackBoxes
 from holdfast.engine import background
 from holdfast.engine.worker_records import WorkerRecord
 from holdfast.processes.channel import Channel, pair
@@ -80,7 +80,7 @@ class ProcessResources:
         workers: int,
         before_fork: Callable[[], None],
         *,
-        random_states: int,
+        random_states: int = FEWEST_SLOTS,
     ) -> None:
         """`before_fork` is called before a nursery is forked from this process. `random_states`:
         how many of each worker are kept. The payload is closed with everything else, also if this

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import io
 import pickle
 import random
 import struct
@@ -96,6 +97,30 @@ def global_states() -> list[State]:
         _of_random(_PYTHONS),
         _of_random_state(_NUMPYS),
     ]
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, texts, containers and arrays, and runs no code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.replace("numpy.core", "numpy._core"), name) in _OF_ARRAYS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"a random state has no {module}.{name} in it")
+
+
+_OF_ARRAYS: Final = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+}
+
+
+def plain_loads(raw: bytes) -> Any:
+    """What was pickled of a random state. It may come from a file (``loader.load_state_dict``), so
+    nothing in it may run code."""
+    return _PlainUnpickler(io.BytesIO(raw)).load()
 
 
 def _of_random(generator: random.Random) -> State:
@@ -216,7 +241,7 @@ class _Bits(State):
             self._seeds.write(raw)
 
     def _decoded(self, raw: bytes) -> Any:
-        return pickle.loads(raw)
+        return plain_loads(raw)
 
     def _spawned(self) -> bytes:
         return _COUNT.pack(0) if self._seeds is None else self._seeds.read()
@@ -360,7 +385,7 @@ class _RandomStateAsked(State):
         return pickle.dumps(np.random.RandomState.get_state(self.subject, legacy=False), 5)
 
     def write(self, raw: bytes) -> None:
-        np.random.RandomState.set_state(self.subject, pickle.loads(raw))
+        np.random.RandomState.set_state(self.subject, plain_loads(raw))
 
 
 class _RandomState(_RandomStateAsked):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from holdfast.worker.generator_search import MOST, Kept, Link, Search, generator_state
-from holdfast.worker.generator_states import State
+from holdfast.worker.generator_states import State, plain_loads
 from holdfast.worker.worker_rng import WorkerRng
 
 __all__ = ["Generators", "Own", "Roots"]
@@ -327,7 +327,7 @@ def _roster_of(saved: bytes) -> list[tuple[str, str, int]]:
     if not saved:
         return []
     size, _ = _HEAD.unpack_from(saved)
-    found: list[tuple[str, str, int]] = pickle.loads(saved[_HEAD.size : _HEAD.size + size])
+    found: list[tuple[str, str, int]] = plain_loads(saved[_HEAD.size : _HEAD.size + size])
     return found
 
 
