@@ -82,10 +82,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             and its key, so that its random numbers do not depend on ``num_workers``, order,
             retries, ranks or resumption), or ``("sample", 1234)`` with the seed to use. Without it
             that is the initial seed of ``generator``, or ``torch.initial_seed()``.
-        worker_method: what workers are: ``"multiprocessing"`` (processes), or ``"thread"``, for
+        worker_method: what workers are: ``"multiprocessing"`` (processes); ``"thread"``, for
             datasets that release Python's lock while they load, and where worker processes do not
-            run. Threads share the dataset, and a crash in one ends the program;
+            run: threads share the dataset, and a crash in one ends the program; or ``"ray"``,
+            actors of a Ray cluster, for more processors than this machine has.
             docs/worker-methods.md compares them.
+        ray_options: with ``worker_method="ray"``: what actors are started with, such as
+            ``{"num_cpus": 1, "scheduling_strategy": "SPREAD"}``.
         logbook: a folder that fills while the loader is used: what went wrong with workers and
             why, how memory developed, and which run it was. It stays readable whatever kills the
             run; ``holdfast incidents FOLDER`` tells its story.
@@ -128,6 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_in_place: Memory = None,
         seeding: Seeding = option_sources.WORKER,
         worker_method: WorkerMethodName = option_sources.MULTIPROCESSING,
+        ray_options: Mapping[str, Any] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         self._prefetch_given = prefetch_factor is not None
@@ -163,6 +167,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.pin_in_place = pin_in_place
         self.seeding = seeding
         self.worker_method = worker_method
+        self.ray_options = ray_options
         self.snapshot_every_n_steps = snapshot_every_n_steps
         iteration.check_options(self)
         options.check_places(quarantine=quarantine)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -67,6 +68,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "pin_in_place": None,
     "seeding": WORKER,
     "worker_method": MULTIPROCESSING,
+    "ray_options": None,
 }
 """All options that holdfast adds to torch's."""
 
@@ -174,6 +176,8 @@ def _value(name: str, text: str) -> Any:
 def _with_policy(name: str, value: Any) -> dict[str, Any]:
     """All options, so that one can be checked."""
     policy = {"on_bad_sample": "skip"} if name in _FOR_BAD_SAMPLES else {}
+    if name == "ray_options":
+        policy = {"worker_method": "ray"}
     return {**DEFAULTS, **policy, name: value}
 
 
@@ -208,6 +212,13 @@ def _bytes(text: str) -> Any:
         return _word(text)
 
 
+def _json(text: str) -> Any:
+    try:
+        return None if text.lower() == "none" else json.loads(text)
+    except ValueError:
+        return text
+
+
 _READ: dict[str, Callable[[str], Any]] = {
     "max_restarts": _restarts,
     "stall_timeout": _number,
@@ -216,8 +227,10 @@ _READ: dict[str, Callable[[str], Any]] = {
     "worker_memory_limit": _bytes,
     "pin_in_place": _bytes,
     "seeding": _seeding,
+    "ray_options": _json,
 }
 _AS_TEXT = {
+    "ray_options": ". In the environment it is written as JSON",
     "max_restarts": ". In the environment a pair is written as 20,300, and None as none",
     "on_bad_sample": ". In the environment it cannot be a function",
     "max_bad_samples": ". In the environment None is written as none, and math.inf as inf",

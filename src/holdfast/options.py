@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 
-WorkerMethodName = Literal["multiprocessing", "thread"]
+WorkerMethodName = Literal["multiprocessing", "thread", "ray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Settings:
     seeding: Literal["worker", "sample"] = "worker"
     sample_seed: int | None = None  # None: the initial seed of the loader's generator
     worker_method: WorkerMethodName = "multiprocessing"
+    ray_options: Mapping[str, Any] | None = None
 
 
 MaxRestarts = int | tuple[int, float] | Literal["auto"] | None
@@ -78,6 +80,7 @@ def parse(
     pin_in_place: Any = None,
     seeding: Any = "worker",
     worker_method: Any = "multiprocessing",
+    ray_options: Any = None,
 ) -> Settings:
     """Check all options; an error names the option, its value and what it takes."""
     stall = _stall_timeout(stall_timeout)
@@ -111,6 +114,7 @@ def parse(
         seeding=kind,
         sample_seed=seed,
         worker_method=_worker_method(worker_method),
+        ray_options=_ray_options(ray_options, worker_method),
     )
 
 
@@ -164,14 +168,38 @@ def _recovery(value: Any) -> Recovery:
 
 def _worker_method(value: Any) -> WorkerMethodName:
     right = (
-        'it takes "multiprocessing" (each worker is a process, which may die) or "thread" (each is '
-        "a thread of this process: nothing is pickled, and a crash ends the program)"
+        'it takes "multiprocessing" (each worker is a process, which may die), "thread" (each is a '
+        "thread of this process: nothing is pickled, and a crash ends the program) or "
+        '"ray" (each is an actor of a Ray cluster)'
     )
     if not isinstance(value, str):
         raise TypeError(f"worker_method={value!r} is of the wrong type; {right}")
     if value not in get_args(WorkerMethodName):
         raise ValueError(f"worker_method={value!r} is not one of the words; {right}")
     return value  # type: ignore[return-value]
+
+
+def _ray_options(value: Any, worker_method: Any) -> Mapping[str, Any] | None:
+    right = (
+        'it takes a dict of what an actor is started with, such as {"num_cpus": 1, '
+        '"scheduling_strategy": "SPREAD"}, or None'
+    )
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"ray_options={value!r} is of the wrong type; {right}")
+    if worker_method != "ray":
+        raise ValueError(
+            f'ray_options={value!r} has no meaning with worker_method={worker_method!r}; use '
+            'worker_method="ray"'
+        )
+    for name in ("max_restarts", "max_task_retries", "concurrency_groups", "max_concurrency"):
+        if name in value:
+            raise ValueError(
+                f"ray_options={value!r}: {name} is chosen by holdfast, which replaces actors "
+                f"itself; {right}"
+            )
+    return dict(value)
 
 
 def _limit(value: Any) -> Limit:

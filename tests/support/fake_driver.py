@@ -93,6 +93,7 @@ class FakeDriver:
     backlog: bool = False
     spin: None = None
     name: str = "fake"
+    room: None = None
     kept: Nothing = field(default_factory=Nothing)
 
     def driver(self, options: DriverOptions) -> FakeDriver:

@@ -112,6 +112,10 @@ class Evidence:
     cpu_limit: float | None = None  # the hard limit, in seconds; None: unlimited or unknown
     group_signal: str | None = None  # a signal that was sent to the whole process group
     group_signal_ago: float = 0.0  # seconds before the death; 0: it is still being delivered
+    # Of an actor of a Ray cluster.
+    node: str = ""  # where it ran
+    ray_cause: str = ""  # what Ray's reason means, as a name in the catalogue
+    said_by_ray: str = ""  # that reason
     # What was said.
     findings: tuple[Finding, ...] = ()
 

@@ -103,8 +103,11 @@ class WorkerMethod(Protocol):
     """A kind of worker, chosen before there are any."""
 
     name: str
-    """"fork", "spawn" or "forkserver" for processes; "thread"."""
+    """"fork", "spawn" or "forkserver" for processes; "thread"; "ray"."""
     limits: ev.Limits
+    room: int | None
+    """Bytes of batches that the way from the workers to the trainer has room for, if that is
+    limited."""
 
     def called(self, worker: int) -> str:
         """What an error calls this worker: "worker process 0", in torch's words."""

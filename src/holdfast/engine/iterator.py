@@ -132,10 +132,10 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             policy=options.policy,
             pinned_in_place=pinner is not None and pinner.in_place,
         )
-        method = worker_method(options.worker_method, blueprint, loader.multiprocessing_context)
+        method = worker_method(options, blueprint, loader.multiprocessing_context)
         self._called = method.called
-        share = Share(budget)
-        at_first: BeforeSizesAreKnown = "any" if budget.total is None else "one"
+        share = Share(budget, method.room)
+        at_first: BeforeSizesAreKnown = "any" if share.room() is None else "one"
         # Only where nothing shows how much is made ahead.
         deep = (
             not (_prefetch_given(loader) or iterable or self._persistent_workers)

@@ -131,6 +131,7 @@ class Machine(Flow):
             ev.WorkerGrown: self._grown,
             ev.Rehearsed: self._rehearsed,
             ev.WorkerStalled: self._stalled,
+            ev.WorkersLost: self._workers_lost,
         }
 
     # -- the entry point ------------------------------------------------------------------
@@ -234,6 +235,10 @@ class Machine(Flow):
 
     def _refused(self, event: ev.WorkerRefused) -> Sequence[ev.Action]:
         self.failure = ev.GaveUp("refused", event.worker)
+        return NO_ACTIONS
+
+    def _workers_lost(self, event: ev.WorkersLost) -> Sequence[ev.Action]:
+        self.failure = ev.GaveUp("lost", 0, why=event.why)
         return NO_ACTIONS
 
     def _retired(self, event: ev.WorkerRetired) -> Sequence[ev.Action]:

@@ -49,6 +49,14 @@ def gave_up(
         return _never_caught_up(failure, mine[-limits.failed_starts :], deaths.origin)
     if failure.reason == "stuck":
         return _too_many_stuck(failure, deaths.all(), limits, deaths.origin)
+    if failure.reason == "lost":
+        return WorkerLost(
+            f"DataLoader worker (pid(s) none) exited unexpectedly: {deaths.origin.prefix}"
+            f"{failure.why}.\n"
+            "What to do: save a checkpoint and end this program soon, because Ray ends it about a "
+            "minute after its head is lost. Start the cluster again (ray status shows its state), "
+            "and continue from the checkpoint"
+        )
     if failure.reason == "stream":
         return _not_continued(failure, mine, deaths)
     count = len(failure.deaths)

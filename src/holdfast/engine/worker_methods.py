@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from holdfast.engine.driver import WorkerMethod
 from holdfast.engine.pinning import CopyToPinned, Pinner
-from holdfast.options import WorkerMethodName
+from holdfast.options import Settings
 from holdfast.threads.method import ThreadMethod
 from holdfast.worker.interface import Blueprint
 
@@ -23,10 +23,16 @@ if sys.platform == "linux":  # elsewhere these cannot be imported, and `iteratio
 __all__ = ["new_pinner", "worker_method"]
 
 
-def worker_method(name: WorkerMethodName, blueprint: Blueprint, context: Any) -> WorkerMethod:
-    """The workers of a loader with this ``worker_method`` and ``multiprocessing_context``. Runs
-    code of the user: under spawn the dataset is pickled here."""
-    return ThreadMethod(blueprint) if name == "thread" else ProcessMethod(blueprint, context)
+def worker_method(options: Settings, blueprint: Blueprint, context: Any) -> WorkerMethod:
+    """The workers of a loader with these options and ``multiprocessing_context``. Runs code of the
+    user: under spawn, and for Ray, the dataset is pickled here."""
+    if options.worker_method == "ray":
+        from holdfast.ray.method import RayMethod  # Ray need not be installed
+
+        return RayMethod(blueprint, options.ray_options)
+    if options.worker_method == "thread":
+        return ThreadMethod(blueprint)
+    return ProcessMethod(blueprint, context)
 
 
 def new_pinner(

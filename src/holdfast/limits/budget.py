@@ -97,8 +97,10 @@ class Budget:
 class Share:
     """What one pool has in flight, as its machine counts it, and what it may have."""
 
-    def __init__(self, budget: Budget | None = None) -> None:
+    def __init__(self, budget: Budget | None = None, ceiling: int | None = None) -> None:
+        """`ceiling`: bytes that the way from the workers to the trainer has room for."""
         self.budget = Budget(None) if budget is None else budget
+        self.ceiling = ceiling
         self.in_flight = 0
         self.set_aside = 0
         """Bytes of the budget that are left for a copy of a batch that has arrived: in pinned
@@ -112,6 +114,8 @@ class Share:
         passes."""
         budget = self.budget
         limit = budget.limit
+        if self.ceiling is not None:
+            limit = self.ceiling if limit is None else min(limit, self.ceiling)
         if limit is None:
             return None
         if self.alone:

@@ -30,6 +30,7 @@ class ProcessMethod:
         context = torch.multiprocessing if context is None else context
         self.name: str = context.get_start_method()
         self.limits = LIMITS
+        self.room: int | None = None
         self._blueprint = blueprint
         self._payload = None if self.name == "fork" else _payload(blueprint, self.name)
 

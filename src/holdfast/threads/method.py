@@ -23,6 +23,7 @@ class ThreadMethod:
     """Implements `WorkerMethod`."""
 
     name = "thread"
+    room: int | None = None
 
     def __init__(self, blueprint: Blueprint) -> None:
         install_for_threads()

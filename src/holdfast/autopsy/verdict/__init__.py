@@ -26,6 +26,7 @@ from holdfast.autopsy.verdict.starts_and_exits import (
     exit_status,
     failed_start,
     lost,
+    lost_by_ray,
     no_known_cause,
     not_forked,
     only_said,
@@ -34,6 +35,7 @@ from holdfast.autopsy.verdict.starts_and_exits import (
 __all__ = ["Run", "Verdict", "judge", "remedies_for"]
 
 _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
+    lost_by_ray,
     not_forked,
     stall,
     failed_start,

@@ -7,11 +7,29 @@ import os
 from textwrap import indent
 
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
+from holdfast.autopsy.cause import Confidence
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.verdict.draft import AT_ONCE, Verdict, end_of, to_all, verdict
 from holdfast.explain.clues import Finding, find
 
-__all__ = ["exit_status", "failed_start", "lost", "no_known_cause", "not_forked", "only_said"]
+__all__ = [
+    "exit_status",
+    "failed_start",
+    "lost",
+    "lost_by_ray",
+    "no_known_cause",
+    "not_forked",
+    "only_said",
+]
+
+
+def lost_by_ray(e: Evidence) -> Verdict | None:
+    """An actor of a Ray cluster: Ray knows best."""
+    if not e.ray_cause:
+        return None
+    where = [f"it ran on node {e.node}"] if e.node else []
+    sure: Confidence = "medium" if e.ray_cause == "ray-actor-died" else "high"
+    return verdict(e.ray_cause, sure, f"Ray says: {e.said_by_ray}", *where)
 
 
 def not_forked(e: Evidence) -> Verdict | None:

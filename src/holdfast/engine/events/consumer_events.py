@@ -26,6 +26,7 @@ __all__ = [
     "Stopped",
     "Ticked",
     "Unpacked",
+    "WorkersLost",
 ]
 
 
@@ -90,6 +91,13 @@ class RoomChanged(Event):
     """This many bytes may be in flight from now on; None: no limit."""
 
     room: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersLost(Event):
+    """No worker can be reached any more, and none can be started."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,11 +131,11 @@ class GaveUp:
     """Why workers are no longer replaced."""
 
     reason: str
-    """ "restart-limit", "cannot-start", "cannot-catch-up", "shortage", "stuck", "stream" or
-    "refused"."""
+    """ "restart-limit", "cannot-start", "cannot-catch-up", "shortage", "stuck", "lost", "stream"
+    or "refused"."""
     worker: int
     deaths: tuple[Exit, ...] = ()
-    why: str = ""  # for "stream": why it is not continued
+    why: str = ""  # for "stream": why it is not continued; for "lost": why none can be reached
 
 
 @dataclass(frozen=True, slots=True)

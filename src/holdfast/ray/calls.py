@@ -1,0 +1,61 @@
+"""Calls of an actor, whose results arrive in a thread of Ray's.
+
+A batch is copied out of Ray's object store in that thread, beside the training step: what arrives
+from the store is read-only, and the store has the room back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.transport import codec
+
+__all__ = ["Call", "RayBatch"]
+
+
+class RayBatch:
+    """A batch that has arrived. Implements `engine.driver.Batch`."""
+
+    __slots__ = ("_frame", "nbytes")
+
+    def __init__(self, frame: NDArray[np.uint8]) -> None:
+        self._frame = np.array(frame)
+        self.nbytes = frame.nbytes
+
+    def unpack(self) -> Any:
+        return codec.decode(self._frame.data, None)
+
+
+class Call:
+    """One call. Its fields are valid once it is `done`, which is set last."""
+
+    __slots__ = ("done", "error", "result")
+
+    def __init__(self, reference: Any, on_done: Callable[[], None] = lambda: None) -> None:
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        future: Future[Any] = reference.future()
+        future.add_done_callback(lambda future: self._arrived(future, on_done))
+
+    def _arrived(self, future: Future[Any], on_done: Callable[[], None]) -> None:
+        try:
+            self.result = _copied(future.result())
+        except BaseException as error:  # among them the death of the actor
+            self.error = error
+        self.done = True
+        on_done()
+
+
+def _copied(result: Any) -> Any:
+    """The messages of a call, with batches of their own memory."""
+    if not isinstance(result, list):
+        return result
+    return [
+        (one[0], one[1], RayBatch(one[2]), *one[3:]) if one[0] == "batch" else one for one in result
+    ]

@@ -1,0 +1,106 @@
+"""What the cluster says: why an actor died, what is free, and whether its head still answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import exceptions
+
+__all__ = ["Death", "HeadWatch", "describe_death"]
+
+LOOK_EVERY = 1.0  # seconds
+LOST_AFTER = 4  # looks in a row without an answer
+ANSWERS_WITHIN = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Death:
+    """Why an actor cannot be used any more."""
+
+    cause: str  # a name in the catalogue
+    reason: str  # Ray's own words
+    kind: str = "crashed"
+    signal: str | None = None
+    memory: bool = False
+
+
+def describe_death(error: BaseException) -> Death:
+    """What Ray's error says."""
+    reason = " ".join(str(error).split())
+    low = reason.lower()
+    if isinstance(error, exceptions.OutOfMemoryError) or "memory monitor" in low:
+        return Death("ray-out-of-memory", reason, "killed", "SIGKILL", memory=True)
+    if isinstance(error, (exceptions.ObjectLostError, exceptions.OwnerDiedError)):
+        return Death("ray-object-lost", reason, "killed", "SIGKILL")
+    if isinstance(error, exceptions.NodeDiedError) or "node has died" in low or "node died" in low:
+        return Death("ray-node-lost", reason, "killed", "SIGKILL")
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return Death("ray-node-lost", reason, "killed", "SIGKILL")
+    return Death("ray-actor-died", reason)
+
+
+class HeadWatch:
+    """A thread that looks whether the head of the cluster answers, and what is free.
+
+    Both are asked here and not where they are needed, because a cluster whose head is lost makes a
+    caller wait for a minute. Then Ray ends the program.
+    """
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self.lost = False
+        self.free: Mapping[str, float] | None = None
+        """What no task or actor uses, as of the last look; None if that has not been asked."""
+        self._address: str = ray.get_runtime_context().gcs_address
+        self._on_lost = on_lost
+        self._asked = False
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="holdfast-ray-head", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def words(self) -> str:
+        return (
+            f"the head of the Ray cluster ({self._address}) has not answered for "
+            f"{LOST_AFTER * LOOK_EVERY:.0f} s, so no worker can be reached or started"
+        )
+
+    def lacks_processors(self, options: Mapping[str, Any]) -> bool:
+        """Whether, as of the last look, an actor with these options finds no free processor."""
+        self._asked = True
+        return self.free is not None and self.free.get("CPU", 0.0) < options.get("num_cpus", 1)
+
+    def ask_for(self, options: Mapping[str, Any]) -> str:
+        """What an actor with these options needs and what is free, in words."""
+        self._asked = True
+        wanted = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0)}
+        wanted |= options.get("resources") or {}
+        if options.get("memory"):
+            wanted["memory"] = options["memory"]
+        said = "it asks for " + ", ".join(f"{name} {n:g}" for name, n in wanted.items() if n)
+        if self.free is not None:
+            free = ", ".join(f"{name} {self.free.get(name, 0.0):g}" for name in wanted)
+            said += f"; free in the whole cluster: {free}"
+        return said
+
+    def _watch(self) -> None:
+        missed = 0
+        host, _, port = self._address.rpartition(":")
+        while not self._closed.wait(LOOK_EVERY):
+            try:
+                socket.create_connection((host, int(port)), ANSWERS_WITHIN).close()
+            except OSError:
+                missed += 1
+            else:
+                missed = 0
+                if self._asked:
+                    self.free = ray.available_resources()
+            if missed >= LOST_AFTER:
+                self.lost = True
+                self._on_lost()
+                return

@@ -1,0 +1,466 @@
+"""The driver of workers that are actors of a Ray cluster.
+
+Actors are called, and every call returns what the worker says about some orders (`actor`). Results
+arrive in threads of Ray's (`calls`), in any order; those of one actor are taken in the order of the
+calls. When a call fails, the actor is dead for us, whatever it does later: what comes from an
+earlier generation is never looked at. An actor whose node has lost its connection may go on
+answering for a while.
+
+An actor that finds no room in the cluster waits there, without an error. If others have started by
+then, it is started with ``num_cpus=0``: all run, and some share a processor. If none has started,
+the log says what is waited for, again and again.
+
+If the head of the cluster does not answer, Ray itself ends the program, after a minute. So that is
+looked for (`cluster.HeadWatch`), and becomes an error that a program can catch and save a
+checkpoint after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+import holdfast
+from holdfast.autopsy.blackbox import Note
+from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.machine_facts import MachineFacts
+from holdfast.autopsy.stack import tidy
+from holdfast.autopsy.verdict import Run, Verdict, judge
+from holdfast.engine import events as ev
+from holdfast.engine.continuation import CannotResume, cannot_resume
+from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
+from holdfast.engine.epoch import StartRefused
+from holdfast.engine.supervisor import Supervisor
+from holdfast.engine.worker_records import Answers, WorkerRecord, setup_for
+from holdfast.ray import actor as said
+from holdfast.ray.actor import NOTES, ActorWorker, Message
+from holdfast.ray.calls import Call
+from holdfast.ray.cluster import Death, HeadWatch, describe_death
+from holdfast.samples.substitute import BatchHints
+from holdfast.threads.bells import Bell
+from holdfast.threads.notes import ThreadNotes
+
+__all__ = ["RayDriver"]
+
+log = logging.getLogger("holdfast")
+
+PATIENCE = 10.0  # seconds that an actor may wait for room in the cluster before that is said
+SAY_AGAIN = 60.0  # seconds between two log lines about that
+SMALL = 64 << 10  # bytes of a batch, up to which several are made in one call
+Order = tuple[str, int, Any]
+_NOT_STARTED = Note(None, None, "boot", 0.0)
+
+_Actor: Any = ray.remote(  # type: ignore[call-overload]
+    max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1}
+)(ActorWorker)
+
+
+@dataclasses.dataclass(slots=True)
+class _Seat(WorkerRecord):
+    """What is kept for a worker id."""
+
+    actor: Any = None
+    setup: Any = None
+    count: int = 0  # items answered in all
+    node: str = ""  # its id, and the name of its host
+    pid: int | None = None
+    calls: deque[Call] = dataclasses.field(default_factory=deque)  # not taken yet, oldest first
+    inbox: deque[Message] = dataclasses.field(default_factory=deque)  # of calls that have arrived
+    states: ThreadNotes = dataclasses.field(default_factory=ThreadNotes)  # random states, as sent
+    note: Note = _NOT_STARTED  # as seen last
+    look: Call | None = None  # on its way
+    born: bool = False  # its process is there, so it does not wait for room any more
+    stack: Call | None = None
+    asked: deque[tuple[ev.Item, Order]] = dataclasses.field(default_factory=deque)  # not answered
+    since: float = 0.0  # monotonic, when its start was ordered
+    squeezed: bool = False  # it is started without a processor of its own
+    stalled: bool = False  # it is being ended because of that
+    largest: int = 0  # bytes of a batch
+
+
+class _NothingKept:
+    """A batch is the user's own memory once it is unpacked."""
+
+    nbytes = 0
+
+
+class RayDriver:
+    """Implements `Driver`, where the methods are described."""
+
+    backlog = False
+    spin = None
+
+    def __init__(
+        self,
+        blueprint: Any,
+        ray_options: Mapping[str, Any],
+        limits: ev.Limits,
+        options: DriverOptions,
+    ) -> None:
+        self.limits = limits
+        self.clock = time.monotonic
+        self.kept = _NothingKept()
+        self._blueprint = blueprint
+        self._ray_options = dict(ray_options)
+        self._options = options
+        self._seats = [_Seat() for _ in range(options.workers)]
+        for seat in self._seats:
+            seat.progress.seed = options.shared_seed
+        self._orders: dict[int, list[Order]] = {}  # not sent yet
+        self._bell = Bell()  # the thread that has the pool's lock waits for it,
+        self._watch_bell = Bell()  # and the background thread for this one
+        self._watches_batches = False
+        self._said_at = 0.0
+        self._started = time.monotonic()
+        self._head = HeadWatch(self.wake)
+        self._lost = False  # the cluster
+
+    def connect(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._answers = Answers(supervisor, self._seats, self._options.iterable)
+
+    # -- orders ---------------------------------------------------------------------------
+
+    def start(self, order: ev.Start) -> None:
+        seat = self._seats[order.worker]
+        seat.begin(order.generation, self.clock())
+        now = before = None
+        if order.answered:
+            before = seat.states.random_state(order.answered - 1)
+            now = seat.states.random_state(order.answered) or before
+        setup = setup_for(order, self._options, seat.progress, now, before)
+        if isinstance(setup, CannotResume):
+            lost = ev.WorkerStreamLost(
+                order.worker, order.generation, seat.active, setup.why, started=False
+            )
+            self._supervisor.tell(lost)
+            return
+        seat.states = ThreadNotes(seat.states.until(order.answered))
+        seat.asked.clear()
+        self._start(order.worker, setup, self._ray_options)
+
+    def _start(self, worker: int, setup: Any, options: Mapping[str, Any]) -> None:
+        seat = self._seats[worker]
+        seat.calls.clear()
+        seat.inbox.clear()
+        seat.node, seat.pid, seat.note, seat.look, seat.stack = "", None, _NOT_STARTED, None, None
+        seat.stalled, seat.born, seat.since = False, False, self.clock()
+        seat.setup, seat.count = setup, setup.answered
+        chosen = {"num_cpus": 1, **options}
+        seat.squeezed = chosen["num_cpus"] == 0
+        seat.actor = _Actor.options(**chosen).remote(setup, self._blueprint, holdfast.__version__)
+        self._call(seat, seat.actor.begin.remote())
+        self._call(seat, seat.actor.take_up.remote())
+        seat.look = Call(seat.actor.look.remote())
+
+    def rehearse(self, order: ev.Rehearse) -> None:
+        raise AssertionError("no actor is replaced for its size")
+
+    def find_leak(self, worker: int, batches: int, nbytes: int) -> bool:
+        return False
+
+    def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
+        seat = self._seats[worker]
+        one: Order
+        if isinstance(item, ev.Task):
+            one = ("task", item.number, item.index)
+            if hint is not None:
+                one = ("briefed", item.number, (item.index, hint))
+        elif isinstance(item, ev.IsolationTest):
+            task = item.task
+            one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
+        else:
+            seat.resumptions.append(item)
+            one = ("resume", 0, item.seed)
+        seat.asked.append((item, one))
+        self._orders.setdefault(worker, []).append(one)
+
+    def flush(self) -> None:
+        now = self.clock()
+        for number, orders in self._orders.items():
+            seat = self._seats[number]
+            if seat.actor is None:
+                continue  # it died a moment ago, and its replacement is asked
+            seat.active = now
+            self._carry_out(seat, orders)
+        self._orders.clear()
+
+    def _carry_out(self, seat: _Seat, orders: list[Order]) -> None:
+        # Several in one call save time; but none of them arrives before the last is made.
+        together = [orders] if 0 < seat.largest <= SMALL else [[one] for one in orders]
+        for some in together:
+            self._call(seat, seat.actor.carry_out.remote(some))
+
+    def _call(self, seat: _Seat, reference: Any) -> None:
+        seat.calls.append(Call(reference, self._arrived))
+
+    def _arrived(self) -> None:
+        """In a thread of Ray's: the result of a call is there."""
+        if self._bell.waiting:
+            self._bell.ring()
+        elif self._watch_bell.waiting:
+            self._watch_bell.ring()
+
+    def urge(self, worker: int, kind: Urgent, content: object = None) -> bool:
+        return False
+
+    def release(self) -> None:
+        pass
+
+    def dump(self, worker: int, generation: int) -> None:
+        seat = self._seats[worker]
+        seat.stalled = True
+        if seat.actor is not None:
+            seat.stack = Call(seat.actor.stack.remote(), self.wake)
+
+    def kill(self, worker: int, generation: int) -> None:
+        seat = self._seats[worker]
+        if seat.actor is not None:
+            ray.kill(seat.actor)
+            # Its calls fail when the node has done that, which may take longer than we wait.
+            self._supervisor.after(partial(self._gone, worker, generation, "killed"))
+
+    def terminate(self, worker: int, generation: int) -> None:
+        seat = self._seats[worker]
+        if seat.actor is not None and seat.generation == generation:
+            ray.kill(seat.actor)
+
+    def abandon(self, worker: int, generation: int) -> None:
+        self._supervisor.after(partial(self._gone, worker, generation, "unkillable"))
+
+    def renew(self) -> None:
+        raise AssertionError("actors inherit no locks")
+
+    # -- waiting --------------------------------------------------------------------------
+
+    def hear(self, worker: int) -> bool:
+        seat = self._seats[worker]
+        while not seat.inbox:
+            if not seat.calls or not seat.calls[0].done:
+                return False
+            call = seat.calls.popleft()
+            if call.error is not None:
+                self._failed(worker, call.error)
+                return False
+            seat.inbox.extend(call.result)
+        self._take(worker, seat.inbox.popleft())
+        return True
+
+    def _has_results(self) -> bool:
+        return any(seat.inbox or (seat.calls and seat.calls[0].done) for seat in self._seats)
+
+    def poll(self, timeout: float) -> None:
+        self._bell.wait(timeout, self._has_results)
+
+    def take_in(self, found: None) -> bool:
+        heard = False
+        for worker in range(len(self._seats)):
+            while self.hear(worker):
+                heard = True
+        return heard
+
+    def prepare_watch(self, batches: bool) -> None:
+        self._watches_batches = batches
+
+    def watch(self, timeout: float) -> None:
+        # A failed call cannot be told from a batch before it is looked at: both end this.
+        self._watch_bell.wait(timeout, self._has_results if self._watches_batches else bool)
+
+    def wake(self) -> None:
+        self._bell.ring()
+        self._watch_bell.ring()
+
+    def tick(self, now: float) -> None:
+        if self._head.lost and not self._lost:
+            self._lost = True
+            self._supervisor.tell(ev.WorkersLost(self._head.words()))
+            return
+        for worker, seat in enumerate(self._seats):
+            if seat.actor is None:
+                continue
+            if seat.look is not None and seat.look.done:
+                if seat.look.error is None:
+                    seat.note, seat.born = seat.look.result, True
+                seat.look = None
+            if seat.look is None and seat.calls:
+                seat.look = Call(seat.actor.look.remote())
+            if not seat.born and now - seat.since > PATIENCE:
+                self._waits_for_room(worker, seat, now)
+
+    def _waits_for_room(self, worker: int, seat: _Seat, now: float) -> None:
+        """An actor has not started yet."""
+        short = self._head.lacks_processors(self._ray_options)
+        if short and not seat.squeezed and any(one.born for one in self._seats):
+            ray.kill(seat.actor)
+            log.warning(
+                "%sthe Ray cluster has no room for worker %d (%s). It is started with num_cpus=0, "
+                "and shares processors with the others",
+                self._options.origin.prefix,
+                worker,
+                self._head.ask_for(self._ray_options),
+            )
+            self._start(worker, seat.setup, {**self._ray_options, "num_cpus": 0})
+            self._carry_out(seat, [order for _, order in seat.asked])
+        elif now - self._said_at > SAY_AGAIN:
+            self._said_at = now
+            log.warning(
+                "%sworker %d has been waiting for room in the Ray cluster for %.0f s: %s",
+                self._options.origin.prefix,
+                worker,
+                now - seat.since,
+                self._head.ask_for(self._ray_options),
+            )
+
+    # -- what they say --------------------------------------------------------------------
+
+    def _take(self, worker: int, message: Message) -> None:
+        seat, answers = self._seats[worker], self._answers
+        seat.active = self.clock()
+        kind = message[0]
+        if kind == "batch":
+            _, number, batch, mark, state, random = message
+            self._answered(seat, random)
+            seat.largest = max(seat.largest, batch.nbytes)
+            answers.batch(worker, number, batch, mark, state)
+        elif kind == said.READY:
+            seat.node, seat.pid = message[1]
+            answers.is_ready(worker)
+        elif kind == said.REPORT:
+            answers.report(worker, *message[1:])
+        elif kind == said.REMARK:
+            answers.remark(worker, *message[1:])
+        elif kind == said.SURVIVED:
+            seat.asked.popleft()
+            answers.survived(worker)
+        elif kind == said.TAKEN_UP:
+            answers.taken_up(worker, *message[1:])
+        elif kind == said.REFUSED:
+            self._supervisor.refusal = StartRefused(worker, seat.pid, message[1])
+            self._supervisor.tell(ev.WorkerRefused(worker, seat.generation))
+        elif kind == said.GONE:
+            self._gone(worker, seat.generation, "exited")
+        else:
+            _, number, content, mark, state, random = message
+            self._answered(seat, random)
+            answers.other(worker, kind, number, content, mark, state)
+
+    def _answered(self, seat: _Seat, random: bytes | None) -> None:
+        """Keep the random state that came with an answer, or that it has stayed the same."""
+        seat.asked.popleft()
+        seat.count += 1
+        states = seat.states
+        if random is not None:
+            states.free_slot()[: len(random)] = memoryview(random)
+            states.commit(seat.count, len(random))
+        else:
+            states.still(seat.count)
+
+    # -- deaths ---------------------------------------------------------------------------
+
+    def _failed(self, worker: int, error: BaseException) -> None:
+        """A call has failed: the actor cannot be used any more."""
+        seat = self._seats[worker]
+        if not isinstance(error, RayError):
+            raise error  # a mistake of ours: the user's errors are answers
+        ray.kill(seat.actor)  # if only an object was lost, or its node cannot be reached
+        death = describe_death(error)
+        self._exit(worker, death.kind, death, signal=death.signal, memory=death.memory)
+
+    def _gone(self, worker: int, generation: int, kind: str) -> None:
+        """It has been told to end, and is not waited for."""
+        seat = self._seats[worker]
+        if seat.actor is None or seat.generation != generation:
+            return
+        while self.hear(worker):
+            pass
+        if seat.actor is not None:
+            ray.kill(seat.actor)
+            self._exit(worker, "stalled" if seat.stalled else kind, None)
+
+    def _exit(self, worker: int, kind: str, death: Death | None, **facts: Any) -> None:
+        seat, options = self._seats[worker], self._options
+        seat.actor = None
+        seat.calls.clear()
+        seat.inbox.clear()
+        head = seat.asked[0][0] if seat.asked else None
+        task = head.task if isinstance(head, ev.IsolationTest) else head
+        number = task.number if isinstance(task, ev.Task) else None
+        note = seat.note if seat.note.task == number else None
+        stack = ""
+        if seat.stack is not None and seat.stack.done and seat.stack.error is None:
+            stack = tidy(seat.stack.result)
+        none = cannot_resume(options.recovery, seat.progress) if options.iterable else None
+        exit = ev.Exit(
+            self.clock(),
+            kind,
+            task=number,
+            position=None if note is None else note.position,
+            step="idle" if number is None else "fetch" if note is None else note.step,
+            stack=stack,
+            no_way=none.why if none else "",
+            **facts,
+        )
+        evidence = Evidence(
+            start_method="ray",
+            pid=seat.pid,
+            signal=facts.get("signal"),
+            stalled=seat.stalled,
+            sent_by_us=seat.stalled,
+            node=seat.node,
+            said_by_ray="" if death is None else death.reason,
+            ray_cause="" if death is None else death.cause,
+        )
+        self._supervisor.tell(ev.WorkerExited(worker, seat.generation, exit, evidence))
+
+    # -- facts ----------------------------------------------------------------------------
+
+    def progress(self, worker: int) -> Progress:
+        seat = self._seats[worker]
+        # To wait for room in the cluster is no stall, however long that takes.
+        return Progress(seat.note, 0 if seat.born else int(self.clock() * 1000), seat.active)
+
+    def size(self, worker: int) -> int | None:
+        return None
+
+    def handle(self, worker: int) -> Handle:
+        seat = self._seats[worker]
+        return Handle(seat.pid, None if seat.actor is not None else 0)
+
+    def settle(self, report: ev.Report) -> None:
+        if report.outcome is ev.Outcome.SAMPLE_GIVEN_UP:
+            self._seats[report.worker].progress.forget_states()
+
+    def gather(self, evidence: Evidence) -> Evidence:
+        return evidence
+
+    def examine(self, evidence: Evidence) -> tuple[Evidence, Verdict]:
+        options = self._options
+        book = None if options.logbook is None else options.logbook.given
+        run = Run(options.workers, os.getpid(), book, options.stall_timeout)
+        return evidence, judge(evidence, MachineFacts.read(), run)
+
+    # -- the end --------------------------------------------------------------------------
+
+    def stop(self, deadline: float) -> None:
+        for seat in self._seats:
+            if seat.actor is not None and not self._head.lost:
+                ray.kill(seat.actor)
+
+    def close(self) -> None:
+        self._head.close()
+        for seat in self._seats:
+            seat.actor = None
+            seat.calls.clear()
+            seat.inbox.clear()
+
+    def disown(self) -> None:
+        pass
