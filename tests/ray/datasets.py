@@ -1,0 +1,78 @@
+"""Datasets for workers on a Ray cluster. Marks are files, because actors share no memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+__all__ = ["Noisy", "Stream", "digest", "marked"]
+
+
+def marked(path: Path) -> bool:
+    """Whether this is the first call with this path, in any process."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class Noisy(Dataset[Any]):
+    """Every sample shows the random states it was made from. Samples in `deadly` do what it says,
+    once."""
+
+    def __init__(
+        self,
+        length: int = 80,
+        seconds: float = 0.0,
+        deadly: dict[int, str] | None = None,
+        marks: Path | None = None,
+        size: int = 1,
+    ) -> None:
+        self.length, self.seconds, self.size = length, seconds, size
+        self.deadly, self.marks = deadly or {}, marks
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        what = self.deadly.get(index)
+        if what and (what == "raise" or marked(self.marks / str(index))):  # type: ignore[operator]
+            if what == "raise":
+                raise ValueError(f"sample {index} is broken")
+            if what == "hang":
+                time.sleep(600)
+            os._exit(9)
+        drawn = [random.random(), float(torch.rand(())), float(np.random.rand())]
+        return torch.tensor([index, *drawn], dtype=torch.float64).repeat(self.size)
+
+
+class Stream(IterableDataset[Any]):
+    """Each worker has its part."""
+
+    def __init__(self, length: int = 40, dies: Path | None = None) -> None:
+        self.length, self.dies = length, dies
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        for index in range(info.id, self.length, info.num_workers):
+            if index == self.length // 2 and self.dies is not None and marked(self.dies):
+                os._exit(9)
+            yield torch.tensor([index, int(torch.randint(1 << 30, ()))])
+
+
+def digest(batches: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(batch.numpy().tobytes())
+    return found.hexdigest()
