@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-all test-frameworks test-report test-versions bench lint format dist docs causes pictures clean
+.PHONY: help demo test test-slow test-all test-frameworks test-ray test-report test-versions bench lint format dist docs causes pictures clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-slow a selection of the slow tests (.ci/slow.txt)'
 	@echo 'make test-all  every test, with all fault combinations'
 	@echo 'make test-frameworks  with the real packages people train with'
+	@echo 'make test-ray  with workers on a Ray cluster of several nodes, on this machine'
 	@echo 'make test-report  the page of `holdfast report` in a real Chromium (CHROMIUM=path)'
 	@echo 'make test-versions  the quick suite with the oldest, the pinned and the newest torch'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
@@ -36,14 +37,14 @@ demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report and not ray' $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test
 	HOLDFAST_STORM_SECONDS=40 $(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal \
-		-m 'slow and not frameworks and not report' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
+		-m 'slow and not frameworks and not report and not ray' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
-	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report' $(PYTEST_ARGS)
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report and not ray' $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
 	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadscope -m 'frameworks and not slow' $(PYTEST_ARGS)
@@ -53,6 +54,11 @@ test-report: $(VENV)/.has-report
 
 pictures: $(VENV)/.has-report
 	$(RUN) -m tests.run_report.pictures docs/images
+
+# In an environment of its own: Ray brings some 50 packages.
+test-ray:
+	$(MAKE) VENV=$(VENV)-ray $(VENV)-ray/.has-test $(VENV)-ray/.has-ray
+	$(VENV)-ray/bin/python -m pytest -m ray tests/ray $(PYTEST_ARGS)
 
 # An environment for each pair of Python and torch; VERSIONS="oldest 3.12:2.9" for some.
 test-versions:
@@ -85,7 +91,7 @@ causes: $(VENV)/.has-test
 	$(RUN) -m holdfast.explain.catalogue_pages docs/causes
 
 clean:
-	rm -rf $(VENV) .versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray .versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

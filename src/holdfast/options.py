@@ -190,7 +190,7 @@ def _ray_options(value: Any, worker_method: Any) -> Mapping[str, Any] | None:
         raise TypeError(f"ray_options={value!r} is of the wrong type; {right}")
     if worker_method != "ray":
         raise ValueError(
-            f'ray_options={value!r} has no meaning with worker_method={worker_method!r}; use '
+            f"ray_options={value!r} has no meaning with worker_method={worker_method!r}; use "
             'worker_method="ray"'
         )
     for name in ("max_restarts", "max_task_retries", "concurrency_groups", "max_concurrency"):

@@ -6,18 +6,21 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from ray import exceptions  # noqa: E402
-
 from holdfast.autopsy.catalogue import CATALOGUE  # noqa: E402
 from holdfast.autopsy.evidence import Evidence  # noqa: E402
 from holdfast.autopsy.verdict import judge  # noqa: E402
 from holdfast.ray.cluster import describe_death  # noqa: E402
+from ray import exceptions  # noqa: E402
 
 
 @pytest.mark.parametrize(
     ("error", "cause", "memory"),
     [
-        (exceptions.OutOfMemoryError("worker killed by the memory monitor"), "ray-out-of-memory", True),
+        (
+            exceptions.OutOfMemoryError("worker killed by the memory monitor"),
+            "ray-out-of-memory",
+            True,
+        ),
         (exceptions.NodeDiedError("gone"), "ray-node-lost", False),
         (exceptions.ActorUnavailableError("no answer", b"0" * 16), "ray-node-lost", False),
         (exceptions.ActorDiedError(), "ray-actor-died", False),

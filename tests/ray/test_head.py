@@ -15,8 +15,9 @@ SCRIPT = textwrap.dedent("""
     import holdfast
     from tests.ray.datasets import Noisy
 
-    ray.init(num_cpus=2, log_to_driver=False, object_store_memory=100 << 20, include_dashboard=False)
-    loader = holdfast.DataLoader(Noisy(4000, seconds=0.01), batch_size=4, num_workers=2, worker_method="ray")
+    ray.init(num_cpus=2, log_to_driver=False, object_store_memory=100 << 20)
+    dataset = Noisy(4000, seconds=0.01)
+    loader = holdfast.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="ray")
     iterator = iter(loader)
     next(iterator)
     (head,) = [one for one in psutil.Process().children() if one.name() == "gcs_server"]
@@ -26,7 +27,8 @@ SCRIPT = textwrap.dedent("""
         for _ in iterator:
             pass
     except RuntimeError as error:
-        print("caught", type(error).__name__, time.monotonic() - began < 30, "head" in str(error), flush=True)
+        soon = time.monotonic() - began < 30
+        print("caught", type(error).__name__, soon, "head" in str(error), flush=True)
         os._exit(0)
 """)
 

@@ -13,6 +13,7 @@ import torch
 import torch.utils.data
 
 import holdfast
+from holdfast.engine.events import Limits
 from holdfast.ray import method, ray_driver
 from tests.ray.datasets import Noisy, Stream, digest
 
@@ -116,7 +117,7 @@ def test_a_node_that_is_removed_takes_its_actors_and_nothing_else(cluster: Any) 
 def test_a_worker_that_hangs_is_named_with_its_stack_and_replaced(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = holdfast.engine.events.Limits(kill_after=1.0, abandon_after=2.0, check_interval=0.2)
+    limits = Limits(kill_after=1.0, abandon_after=2.0, check_interval=0.2)
     monkeypatch.setattr(method, "LIMITS", limits)
     expected = stock(Noisy(), batch_size=4)
     hangs = Noisy(deadly={21: "hang"}, marks=tmp_path)
@@ -135,11 +136,9 @@ def test_workers_for_which_there_is_no_processor_share_those_there_are(
     torch.manual_seed(7)
     expected = digest(torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=3))
     torch.manual_seed(7)
-    with caplog.at_level(logging.WARNING, "holdfast"):
-        with holdfast.DataLoader(
-            dataset, batch_size=4, num_workers=3, worker_method="ray"
-        ) as loader:
-            assert digest(loader) == expected
+    caplog.set_level(logging.WARNING, "holdfast")
+    with holdfast.DataLoader(dataset, batch_size=4, num_workers=3, worker_method="ray") as loader:
+        assert digest(loader) == expected
     assert "has no room for worker" in caplog.text
     assert "num_cpus=0" in caplog.text
 

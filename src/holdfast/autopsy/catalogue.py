@@ -96,6 +96,7 @@ GROUPS: dict[str, tuple[Cause, ...]] = {
     "Stalls": _group("stalls"),
     "Samples": _group("data"),
     "Around it": _group("frameworks"),
+    "Ray": _group("ray"),
 }
 CATALOGUE: dict[str, Cause] = {cause.slug: cause for group in GROUPS.values() for cause in group}
 

@@ -310,10 +310,10 @@ class RayDriver:
             )
             self._start(worker, seat.setup, {**self._ray_options, "num_cpus": 0})
             self._carry_out(seat, [order for _, order in seat.asked])
-        elif now - self._said_at > SAY_AGAIN:
+        elif now - max(seat.since, self._said_at) > SAY_AGAIN or (short and not self._said_at):
             self._said_at = now
             log.warning(
-                "%sworker %d has been waiting for room in the Ray cluster for %.0f s: %s",
+                "%sworker %d has been waiting for its start in the Ray cluster for %.0f s: %s",
                 self._options.origin.prefix,
                 worker,
                 now - seat.since,
