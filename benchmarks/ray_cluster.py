@@ -1,0 +1,129 @@
+"""Workers on a Ray cluster, beside worker processes and beside Ray Data.
+
+    python -m benchmarks.ray_cluster                      # a cluster of two nodes on this machine
+    python -m benchmarks.ray_cluster --address auto       # the cluster that is running
+    python -m benchmarks.ray_cluster --write docs/ray.md
+
+All have two workers and make the same samples. Rounds take turns; a ratio is computed within a
+round, and the table shows the medians. A row of Ray Data reads as many samples with
+``iter_torch_batches`` from a ``map`` with two actors' worth of processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch.utils.data import Dataset
+
+import holdfast
+from benchmarks.page import put
+
+WORKLOADS = {"tiny": (32, 4), "tokens": (32, 512), "image": (64, 3 * 224 * 224)}
+WORKERS = 2
+
+
+class Samples(Dataset[Any]):
+    """Floats, written to new memory as a decoder does."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self.length, self.size = length, size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((self.size,), float(index))
+
+
+def of_holdfast(method: str) -> Callable[[Samples, int], Iterator[Any]]:
+    def batches(samples: Samples, batch_size: int) -> Iterator[Any]:
+        options: Any = {"worker_method": method}
+        with holdfast.DataLoader(
+            samples, batch_size=batch_size, num_workers=WORKERS, **options
+        ) as loader:
+            yield from loader
+
+    return batches
+
+
+def of_ray_data(samples: Samples, batch_size: int) -> Iterator[Any]:
+    def load(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.full(samples.size, float(row["id"]), np.float32)}
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield from (
+        ray.data.range(len(samples))
+        .map(load)
+        .iter_torch_batches(batch_size=batch_size, prefetch_batches=2 * WORKERS)
+    )
+
+
+LOADERS: dict[str, Callable[[Samples, int], Iterator[Any]]] = {
+    "worker processes": of_holdfast("multiprocessing"),
+    "Ray actors": of_holdfast("ray"),
+    "Ray Data": of_ray_data,
+}
+
+
+def rate(name: str, workload: str, seconds: float) -> float:
+    """Batches per second, once the first has arrived."""
+    batch_size, size = WORKLOADS[workload]
+    batches = LOADERS[name](Samples(10_000_000 if size < 1000 else 100_000, size), batch_size)
+    next(batches)
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        next(batches)
+        count += 1
+    took = time.perf_counter() - began
+    batches.close()  # type: ignore[attr-defined]
+    return count / took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_cluster", description=__doc__)
+    parser.add_argument("--address")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    asked = parser.parse_args()
+    logging.getLogger("holdfast").setLevel(logging.ERROR)
+    if asked.address is None:
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        cluster.add_node(num_cpus=WORKERS)
+        asked.address = cluster.address
+    ray.init(address=asked.address, log_to_driver=False)
+    lines = [
+        "| workload | " + " | ".join(f"{name}, batches/s" for name in LOADERS) + " | × processes |"
+        " × Ray Data |",
+        "| --- |" + " ---: |" * (len(LOADERS) + 2),
+    ]
+    for workload in WORKLOADS:
+        rounds = [
+            {name: rate(name, workload, asked.seconds) for name in LOADERS}
+            for _ in range(asked.repeat)
+        ]
+        middle = {name: statistics.median(one[name] for one in rounds) for name in LOADERS}
+        ratios = [
+            statistics.median(one["Ray actors"] / one[other] for one in rounds)
+            for other in ("worker processes", "Ray Data")
+        ]
+        cells = [f"{rate:,.0f}" for rate in middle.values()] + [f"{one:.2f}" for one in ratios]
+        lines.append(f"| *{workload}* | " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+    if asked.write is not None:
+        put(asked.write, "ray", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
