@@ -34,8 +34,10 @@ from holdfast.autopsy.blackbox import Note
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.stack import tidy
+from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Run, Verdict, judge
 from holdfast.engine import events as ev
+from holdfast.engine.checkpoint import WorkerCheckpoint
 from holdfast.engine.continuation import CannotResume, cannot_resume
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.epoch import StartRefused
@@ -47,7 +49,7 @@ from holdfast.ray.calls import Call
 from holdfast.ray.cluster import Death, HeadWatch, describe_death
 from holdfast.samples.substitute import BatchHints
 from holdfast.threads.bells import Bell
-from holdfast.threads.notes import ThreadNotes
+from holdfast.threads.notes import FEWEST, ThreadNotes
 
 __all__ = ["RayDriver"]
 
@@ -114,7 +116,11 @@ class RayDriver:
         self._options = options
         self._seats = [_Seat() for _ in range(options.workers)]
         for seat in self._seats:
-            seat.progress.seed = options.shared_seed
+            seat.progress.seeds = options.seeds
+        for seat, begun in zip(self._seats, options.restored, strict=False):
+            seat.states = ThreadNotes(tuple(begun.random_states()))
+            if begun.stream is not None:
+                seat.progress = begun.stream.progress()
         self._orders: dict[int, list[Order]] = {}  # not sent yet
         self._bell = Bell()  # the thread that has the pool's lock waits for it,
         self._watch_bell = Bell()  # and the background thread for this one
@@ -144,7 +150,8 @@ class RayDriver:
             )
             self._supervisor.tell(lost)
             return
-        seat.states = ThreadNotes(seat.states.until(order.answered))
+        kept = self._options.answers_ahead + FEWEST
+        seat.states = ThreadNotes(seat.states.until(order.answered), kept=kept)
         seat.asked.clear()
         self._start(order.worker, setup, self._ray_options)
 
@@ -178,9 +185,11 @@ class RayDriver:
         elif isinstance(item, ev.IsolationTest):
             task = item.task
             one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
+        elif isinstance(item, ev.Notice):
+            one = ("tell", 0, item.change)
         else:
             seat.resumptions.append(item)
-            one = ("resume", 0, item.seed)
+            one = ("resume", 0, item.seeds)
         seat.asked.append((item, one))
         self._orders.setdefault(worker, []).append(one)
 
@@ -423,6 +432,11 @@ class RayDriver:
 
     # -- facts ----------------------------------------------------------------------------
 
+    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
+        record = self._seats[worker]
+        stream = record.progress if self._options.iterable else None
+        return WorkerCheckpoint.of(seat, back, stream, record.states.random_state)
+
     def progress(self, worker: int) -> Progress:
         seat = self._seats[worker]
         # To wait for room in the cluster is no stall, however long that takes.
@@ -430,6 +444,15 @@ class RayDriver:
 
     def size(self, worker: int) -> int | None:
         return None
+
+    def tally(self) -> Tally:
+        return Tally()  # actors do not count
+
+    def own_bytes(self) -> dict[int, int]:
+        return {}
+
+    def shared_bytes(self) -> int:
+        return 0
 
     def handle(self, worker: int) -> Handle:
         seat = self._seats[worker]
