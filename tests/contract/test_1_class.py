@@ -84,6 +84,7 @@ def test_this_version_has_these_options_of_its_own(holdfast_class: Any) -> None:
         "pin_in_place",
         "seeding",
         "worker_method",
+        "ray_options",
     }
     with pytest.raises(TypeError, match="memory"):
         holdfast_class(Numbers(3), memory="auto")

@@ -56,6 +56,7 @@ RIGHT = [
     ("PIN_IN_PLACE", "8GiB", "pin_in_place", "8GiB"),
     ("SEEDING", "sample", "seeding", "sample"),
     ("WORKER_METHOD", "thread", "worker_method", "thread"),
+    ("RAY_OPTIONS", '{"num_cpus": 2}', "ray_options", {"num_cpus": 2}),
     ("SEEDING", "sample, 1234", "seeding", ("sample", 1234)),
 ]
 
@@ -65,6 +66,8 @@ def test_every_option_can_be_given_in_the_environment(
     variable: str, text: str, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_ON_BAD_SAMPLE", "replace")
+    if name == "ray_options":
+        monkeypatch.setenv("HOLDFAST_WORKER_METHOD", "ray")
     monkeypatch.setenv(f"HOLDFAST_{variable}", text)
     for loader in (holdfast.DataLoader([1]), STOCK([1])):  # type: ignore[arg-type]
         found = options(loader)[name]

@@ -42,7 +42,8 @@ OPTIONS = {
     "worker-memory-limit": ("BYTES | 1GiB | auto | none", "Replace a worker that is larger."),
     "name": ("NAME", "What messages call every loader."),
     "iterable-recovery": ("auto | state | replay | raise", "How a stream goes on after a death."),
-    "worker-method": ("multiprocessing | thread", "What workers are: processes or threads."),
+    "worker-method": ("multiprocessing | thread | ray", "What workers are."),
+    "ray-options": ("JSON", "What actors of a Ray cluster are started with."),
     "seeding": ("worker | sample | sample,1234", "Seed generators for each worker or sample."),
     "pin-in-place": ("BYTES | 8GiB | auto", "Pin batches where they are (experimental)."),
 }
