@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -23,6 +21,7 @@ STORE = 120 << 20  # bytes of an object store
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """A head without processors, to which the trainer belongs, and one node with two."""
+    import ray
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_DEDUP_LOGS"] = "0"

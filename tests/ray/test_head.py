@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+
 SCRIPT = textwrap.dedent("""
     import os, signal, time
     import psutil, ray, torch

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 import torch
 import torch.utils.data
 
@@ -121,7 +123,7 @@ def test_a_worker_that_hangs_is_named_with_its_stack_and_replaced(
     monkeypatch.setattr(method, "LIMITS", limits)
     expected = stock(Noisy(), batch_size=4)
     hangs = Noisy(deadly={21: "hang"}, marks=tmp_path)
-    with on_ray(hangs, batch_size=4, stall_timeout=2.0) as loader:
+    with on_ray(hangs, batch_size=4, stall_timeout=5.0) as loader:
         assert digest(loader) == expected
         (incident,) = loader.incidents
         assert incident.kind == "stalled"

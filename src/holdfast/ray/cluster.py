@@ -99,7 +99,7 @@ class HeadWatch:
             else:
                 missed = 0
                 if self._asked:
-                    self.free = ray.available_resources()  # type: ignore[no-untyped-call]
+                    self.free = ray.available_resources()
             if missed >= LOST_AFTER:
                 self.lost = True
                 self._on_lost()

@@ -60,7 +60,7 @@ def _pickled(blueprint: Blueprint) -> NDArray[np.uint8]:
     """As bytes: arrays that Ray takes out of a pickle arrive read-only, and datasets change
     theirs."""
     try:
-        return np.frombuffer(cloudpickle.dumps(blueprint), np.uint8)  # type: ignore[no-untyped-call]
+        return np.frombuffer(cloudpickle.dumps(blueprint), np.uint8)
     except Exception as error:
         explain_pickle_error(error, blueprint)
         raise
@@ -70,7 +70,7 @@ def _room() -> int | None:
     """How many bytes of batches may be in flight without filling an object store."""
     stores = [
         int(node["Resources"]["object_store_memory"])
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        for node in ray.nodes()
         if node["Alive"] and "object_store_memory" in node["Resources"]
     ]
     return int(SHARE_OF_STORE * min(stores)) if stores else None

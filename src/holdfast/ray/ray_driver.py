@@ -61,9 +61,9 @@ SMALL = 64 << 10  # bytes of a batch, up to which several are made in one call
 Order = tuple[str, int, Any]
 _NOT_STARTED = Note(None, None, "boot", 0.0)
 
-_Actor: Any = ray.remote(  # type: ignore[call-overload]
-    max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1}
-)(ActorWorker)
+_Actor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1})(
+    ActorWorker
+)
 
 
 @dataclasses.dataclass(slots=True)
