@@ -24,6 +24,8 @@ GIVEN: dict[str, Any] = {
     "iterable_recovery": "replay",
     "pin_in_place": "8MiB",
     "seeding": "sample",
+    "worker_method": "ray",
+    "ray_options": {"num_cpus": 2},
 }
 DATA: Any = list(range(32))
 
