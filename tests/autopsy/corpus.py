@@ -148,6 +148,11 @@ FAILURES: list[tuple[str, str]] = [
     # -- as logs look
     ("oom-killed", "\x1b[31mEpoch 1:  40%|####      | 40/100\rEpoch 1:  41%|####      | 41/100\x1b[0m\r" + "Out of memory: Killed process 5 (python)"),
     ("allocation-failed", "[rank0]: MemoryError"),
+    # -- Ray
+    ("ray-actor-died", "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: Decoder\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"),
+    ("ray-node-lost", "ray.exceptions.ActorDiedError: The actor died because its node has died. Node Id: 0d2bfbec"),
+    ("ray-out-of-memory", "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."),
+    ("ray-object-lost", "ray.exceptions.ObjectLostError: Failed to retrieve object 00ffff. The object was lost because its node died."),
 ]  # fmt: skip
 
 HEALTHY: list[str] = [

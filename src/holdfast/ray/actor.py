@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import traceback
 from typing import Any, Final
@@ -125,7 +124,7 @@ class ActorWorker:
     @ray.method(concurrency_group=NOTES)
     def stack(self) -> str:
         """Where the other thread is, in the form of a dump of `faulthandler`."""
-        frame = sys._current_frames().get(self._thread or 0)
+        frame = private_names.current_frames().get(self._thread or 0)
         frames = reversed(traceback.extract_stack(frame)) if frame is not None else ()
         lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in frames]
         return "\n".join(("Thread of the worker (most recent call first):", *lines))
