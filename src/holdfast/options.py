@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -159,11 +159,9 @@ def _recovery(value: Any) -> Recovery:
         'draw again), "state" (only from its state), "replay" (never from its state) or "raise" '
         "(the death of a worker of an iterable dataset ends the run)"
     )
-    if not isinstance(value, str):
-        raise TypeError(f"iterable_recovery={value!r} is of the wrong type; {right}")
-    if value not in get_args(Recovery):
-        raise ValueError(f"iterable_recovery={value!r} is not one of the words; {right}")
-    return value  # type: ignore[return-value]
+    _check_word("iterable_recovery", value, get_args(Recovery), right)
+    recovery: Recovery = value
+    return recovery
 
 
 def _worker_method(value: Any) -> WorkerMethodName:
@@ -172,11 +170,16 @@ def _worker_method(value: Any) -> WorkerMethodName:
         "thread of this process: nothing is pickled, and a crash ends the program) or "
         '"ray" (each is an actor of a Ray cluster)'
     )
+    _check_word("worker_method", value, get_args(WorkerMethodName), right)
+    method: WorkerMethodName = value
+    return method
+
+
+def _check_word(name: str, value: Any, words: Collection[str], right: str) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"worker_method={value!r} is of the wrong type; {right}")
-    if value not in get_args(WorkerMethodName):
-        raise ValueError(f"worker_method={value!r} is not one of the words; {right}")
-    return value  # type: ignore[return-value]
+        raise TypeError(f"{name}={value!r} is of the wrong type; {right}")
+    if value not in words:
+        raise ValueError(f"{name}={value!r} is not one of the words; {right}")
 
 
 def _ray_options(value: Any, worker_method: Any) -> Mapping[str, Any] | None:

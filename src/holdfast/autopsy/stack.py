@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
+from types import FrameType
+
 from holdfast.code_origin import OURS, of_file
 
-__all__ = ["file_of", "frames", "innermost", "tidy", "users"]
+__all__ = ["dump_of", "file_of", "frames", "innermost", "tidy", "users"]
+
+
+def dump_of(frame: FrameType | None, name: str) -> str:
+    """The stack of a living thread with this name, as `faulthandler` would write it. None for a
+    thread that has ended."""
+    frames = [] if frame is None else reversed(traceback.extract_stack(frame))
+    lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in frames]
+    return "\n".join((f"Thread {name} (most recent call first):", *lines))
 
 
 def tidy(dump: str, ours: str = OURS) -> str:

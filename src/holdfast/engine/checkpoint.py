@@ -20,7 +20,18 @@ from holdfast.engine.events import Position, SeatPosition
 from holdfast.worker.batch_fingerprint import NO_BATCH
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 
-__all__ = ["Bookmark", "Checkpoint", "StreamCheckpoint", "WorkerCheckpoint"]
+__all__ = ["Bookmark", "Checkpoint", "StreamCheckpoint", "WorkerCheckpoint", "random_states_at"]
+
+
+def random_states_at(
+    answered: int, find: Callable[[int], bytes | None]
+) -> tuple[bytes | None, bytes | None]:
+    """The random states before the first item that a worker will be asked for, and before the last
+    one it answered. `find` has the state after so many answers, if it was kept."""
+    if not answered:
+        return None, None
+    before = find(answered - 1)
+    return find(answered) or before, before  # or: the last item was given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +100,7 @@ class WorkerCheckpoint:
         one; `random_state` gives the state after so many answers."""
         if not seat.answered:
             return cls(seat)
-        before = random_state(seat.answered - 1)
-        state = random_state(seat.answered) or before  # or: the last item was given up
+        state, before = random_states_at(seat.answered, random_state)
         if progress is None:
             return cls(seat, state)
         return cls(seat, state, before, StreamCheckpoint.of(progress, back, seat.batches_done))

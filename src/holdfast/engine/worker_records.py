@@ -6,11 +6,15 @@ A driver decodes what its workers send, and passes it on to `Answers`, which tel
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from holdfast.autopsy.evidence import Evidence
+from holdfast.autopsy.machine_facts import MachineFacts
+from holdfast.autopsy.verdict import Run, Verdict, judge
 from holdfast.engine import events as ev
 from holdfast.engine.continuation import (
     ATTEMPTS,
@@ -27,11 +31,25 @@ from holdfast.engine.driver import Batch, DriverOptions
 from holdfast.engine.epoch import Failed, Reported
 from holdfast.engine.supervisor import Supervisor
 from holdfast.samples.bad_sample import BadSample
+from holdfast.samples.substitute import BatchHints
 from holdfast.worker.interface import ENDED, ERROR, NOTHING_LEFT, RESUMED, TOLD, WorkerSetup
 from holdfast.worker.stream_resumption import STATE_FAILED
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["Answers", "WorkerRecord", "setup_for"]
+__all__ = ["Answers", "NothingKept", "Order", "WorkerRecord", "judged", "setup_for"]
+
+Order = tuple[Literal["task", "briefed", "trial", "tell", "resume"], int, Any]
+"""What a worker is to do, as `worker.items.Worker.carry_out` takes it."""
+
+
+def _same(index: Any) -> Any:
+    return index
+
+
+class NothingKept:
+    """Implements `driver.Kept` where a batch that the user keeps is the user's own memory."""
+
+    nbytes = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +72,23 @@ class WorkerRecord:
         self.resumptions.clear()
         self.ready = False
         self.active = now
+
+    def order(
+        self, item: ev.Item, hint: BatchHints | None, copied: Callable[[Any], Any] = _same
+    ) -> Order:
+        """What the worker is sent for this item. `copied` is applied to indices."""
+        if isinstance(item, ev.Task):
+            index = copied(item.index)
+            if hint is None:
+                return "task", item.number, index
+            return "briefed", item.number, (index, hint)
+        if isinstance(item, ev.IsolationTest):
+            task = item.task
+            return "trial", task.number, (copied(task.index), hint, item.sample, item.pause)
+        if isinstance(item, ev.Notice):
+            return "tell", 0, item.change
+        self.resumptions.append(item)
+        return "resume", 0, item.seeds
 
 
 def setup_for(
@@ -106,6 +141,13 @@ def _uses_states(options: DriverOptions, way: Way, unfit: Collection[str]) -> bo
     if not options.iterable or options.recovery in ("replay", "raise"):
         return False
     return options.recovery == "state" or way not in unfit
+
+
+def judged(evidence: Evidence, options: DriverOptions) -> Verdict:
+    """The verdict on a death, from its evidence alone."""
+    book = None if options.logbook is None else options.logbook.given
+    run = Run(options.workers, os.getpid(), book, options.stall_timeout)
+    return judge(evidence, MachineFacts.read(), run)
 
 
 class Answers:

@@ -122,19 +122,7 @@ class ProcessDriver:
         if slot.channel is None:
             return  # it died a moment ago; its replacement will be asked
         slot.tidied = False
-        one: tuple[Order, int, Any]
-        if isinstance(item, ev.Task):
-            one = ("task", item.number, item.index)
-            if hint is not None:
-                one = ("briefed", item.number, (item.index, hint))
-        elif isinstance(item, ev.IsolationTest):
-            task = item.task
-            one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
-        elif isinstance(item, ev.Notice):
-            one = ("tell", 0, item.change)
-        else:
-            slot.resumptions.append(item)
-            one = ("resume", 0, item.seeds)
+        one = slot.order(item, hint)
         orders = self._orders.get(worker)
         if orders is None or orders[0] is not slot.channel:  # else it is for a process before it
             self._orders[worker] = slot.channel, [one]

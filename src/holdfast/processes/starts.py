@@ -8,10 +8,12 @@ import errno
 import resource
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from time import monotonic
 
 from holdfast import kernel
 from holdfast.engine import events as ev
+from holdfast.engine.checkpoint import random_states_at
 from holdfast.engine.continuation import CannotResume
 from holdfast.engine.driver import DriverOptions
 from holdfast.engine.growth_monitor import MAX_ROUND_BATCHES
@@ -57,7 +59,8 @@ class Starts:
         slot.begin(order.generation, monotonic())
         slot.occupied, slot.pid = True, None
         slot.kill_confirmed = slot.dumped = False
-        setup = self._setup(order, *self._random_states(order))
+        find = partial(self._resources.boxes.random_state, order.worker)
+        setup = self._setup(order, *random_states_at(order.answered, find))
         if isinstance(setup, CannotResume):
             slot.occupied = False
             self._supervisor.tell(
@@ -112,15 +115,6 @@ class Starts:
             settled=len(told),
         )
         return self._auxiliary.begin(setup)
-
-    def _random_states(self, order: ev.Start) -> tuple[bytes | None, bytes | None]:
-        """Before the first item it will be asked for, and before the last one answered."""
-        if not order.answered:
-            return None, None
-        boxes = self._resources.boxes
-        now = boxes.random_state(order.worker, order.answered)
-        before = boxes.random_state(order.worker, order.answered - 1)
-        return now or before, before  # the last item may have been given up
 
     def _setup(
         self,

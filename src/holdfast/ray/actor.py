@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import traceback
 from typing import Any, Final
 
 import numpy as np
@@ -26,12 +25,13 @@ from ray import cloudpickle
 import holdfast
 from holdfast import private_names
 from holdfast.autopsy.blackbox import IDLE, START, Note
+from holdfast.autopsy.stack import dump_of
 from holdfast.engine.continuation import ResumptionResult
 from holdfast.samples.bad_sample import BadSample
 from holdfast.threads.notes import ThreadNotes
 from holdfast.transport import codec
 from holdfast.worker.exceptions import describe
-from holdfast.worker.interface import BATCH, Blueprint, WorkerSetup
+from holdfast.worker.interface import BATCH, Blueprint, HostWithoutLimit, WorkerSetup
 from holdfast.worker.items import Worker
 
 __all__ = ["ActorWorker", "Message", "Place"]
@@ -62,12 +62,11 @@ class _Notes(ThreadNotes):
         self.unsent = self.random_state(number)
 
 
-class ActorWorker:
+class ActorWorker(HostWithoutLimit):
     """One worker. Implements `worker.interface.Host`."""
 
     own_process = own_dataset = True
     arena = faults = None
-    limits_allocations = False
 
     def __init__(self, setup: WorkerSetup, blueprint: NDArray[np.uint8], version: str) -> None:
         self.recorder = _Notes()
@@ -124,10 +123,7 @@ class ActorWorker:
     @ray.method(concurrency_group=NOTES)
     def stack(self) -> str:
         """Where the other thread is, in the form of a dump of `faulthandler`."""
-        frame = private_names.current_frames().get(self._thread or 0)
-        frames = reversed(traceback.extract_stack(frame)) if frame is not None else ()
-        lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in frames]
-        return "\n".join(("Thread of the worker (most recent call first):", *lines))
+        return dump_of(private_names.current_frames().get(self._thread or 0), "of the worker")
 
     def _all_said(self) -> list[Message]:
         self.recorder.note(-1, -1, IDLE)
@@ -163,22 +159,8 @@ class ActorWorker:
     def taken_up(self, result: ResumptionResult) -> None:
         self._say(TAKEN_UP, result)
 
-    # -- its memory, which Ray looks after ------------------------------------------------
-
-    def private(self) -> int:
-        return 0
-
     def between_samples(self) -> int:
-        return 1 << 30
-
-    def begin_epoch(self) -> None:
-        pass
-
-    def may_retire(self) -> bool:
-        return False
-
-    def retire(self) -> None:
-        raise AssertionError("an actor is not replaced for its size")
+        return 1 << 30  # there is nothing to do
 
     def pause(self, seconds: float) -> bool:
         return True

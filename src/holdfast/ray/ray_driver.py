@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -32,17 +31,23 @@ from ray.exceptions import RayError
 import holdfast
 from holdfast.autopsy.blackbox import Note
 from holdfast.autopsy.evidence import Evidence
-from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.stack import tidy
 from holdfast.autopsy.tally import Tally
-from holdfast.autopsy.verdict import Run, Verdict, judge
+from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
-from holdfast.engine.checkpoint import WorkerCheckpoint
+from holdfast.engine.checkpoint import WorkerCheckpoint, random_states_at
 from holdfast.engine.continuation import CannotResume, cannot_resume
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.epoch import StartRefused
 from holdfast.engine.supervisor import Supervisor
-from holdfast.engine.worker_records import Answers, WorkerRecord, setup_for
+from holdfast.engine.worker_records import (
+    Answers,
+    NothingKept,
+    Order,
+    WorkerRecord,
+    judged,
+    setup_for,
+)
 from holdfast.ray import actor as said
 from holdfast.ray.actor import NOTES, ActorWorker, Message
 from holdfast.ray.calls import Call
@@ -58,7 +63,6 @@ log = logging.getLogger("holdfast")
 PATIENCE = 10.0  # seconds that an actor may wait for room in the cluster before that is said
 SAY_AGAIN = 60.0  # seconds between two log lines about that
 SMALL = 64 << 10  # bytes of a batch, up to which several are made in one call
-Order = tuple[str, int, Any]
 _NOT_STARTED = Note(None, None, "boot", 0.0)
 
 _Actor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1})(
@@ -89,12 +93,6 @@ class _Seat(WorkerRecord):
     largest: int = 0  # bytes of a batch
 
 
-class _NothingKept:
-    """A batch is the user's own memory once it is unpacked."""
-
-    nbytes = 0
-
-
 class RayDriver:
     """Implements `Driver`, where the methods are described."""
 
@@ -110,7 +108,7 @@ class RayDriver:
     ) -> None:
         self.limits = limits
         self.clock = time.monotonic
-        self.kept = _NothingKept()
+        self.kept = NothingKept()
         self._blueprint = blueprint
         self._ray_options = dict(ray_options)
         self._options = options
@@ -126,7 +124,6 @@ class RayDriver:
         self._watch_bell = Bell()  # and the background thread for this one
         self._watches_batches = False
         self._said_at = 0.0
-        self._started = time.monotonic()
         self._head = HeadWatch(self.wake)
         self._lost = False  # the cluster
 
@@ -139,11 +136,8 @@ class RayDriver:
     def start(self, order: ev.Start) -> None:
         seat = self._seats[order.worker]
         seat.begin(order.generation, self.clock())
-        now = before = None
-        if order.answered:
-            before = seat.states.random_state(order.answered - 1)
-            now = seat.states.random_state(order.answered) or before
-        setup = setup_for(order, self._options, seat.progress, now, before)
+        states = random_states_at(order.answered, seat.states.random_state)
+        setup = setup_for(order, self._options, seat.progress, *states)
         if isinstance(setup, CannotResume):
             lost = ev.WorkerStreamLost(
                 order.worker, order.generation, seat.active, setup.why, started=False
@@ -177,19 +171,7 @@ class RayDriver:
 
     def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
         seat = self._seats[worker]
-        one: Order
-        if isinstance(item, ev.Task):
-            one = ("task", item.number, item.index)
-            if hint is not None:
-                one = ("briefed", item.number, (item.index, hint))
-        elif isinstance(item, ev.IsolationTest):
-            task = item.task
-            one = ("trial", task.number, (task.index, hint, item.sample, item.pause))
-        elif isinstance(item, ev.Notice):
-            one = ("tell", 0, item.change)
-        else:
-            seat.resumptions.append(item)
-            one = ("resume", 0, item.seeds)
+        one = seat.order(item, hint)
         seat.asked.append((item, one))
         self._orders.setdefault(worker, []).append(one)
 
@@ -466,10 +448,7 @@ class RayDriver:
         return evidence
 
     def examine(self, evidence: Evidence) -> tuple[Evidence, Verdict]:
-        options = self._options
-        book = None if options.logbook is None else options.logbook.given
-        run = Run(options.workers, os.getpid(), book, options.stall_timeout)
-        return evidence, judge(evidence, MachineFacts.read(), run)
+        return evidence, judged(evidence, self._options)
 
     # -- the end --------------------------------------------------------------------------
 

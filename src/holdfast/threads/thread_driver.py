@@ -10,30 +10,33 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import os
 import threading
 import time
-import traceback
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from holdfast import private_names
 from holdfast.autopsy import tally
 from holdfast.autopsy.blackbox import STEPS
 from holdfast.autopsy.evidence import Evidence
-from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.readers import procfs
-from holdfast.autopsy.stack import tidy
+from holdfast.autopsy.stack import dump_of, tidy
 from holdfast.autopsy.tally import Tally
-from holdfast.autopsy.verdict import Run, Verdict, judge
+from holdfast.autopsy.verdict import Verdict
 from holdfast.engine import events as ev
-from holdfast.engine.checkpoint import WorkerCheckpoint
+from holdfast.engine.checkpoint import WorkerCheckpoint, random_states_at
 from holdfast.engine.continuation import CannotResume, cannot_resume
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.epoch import StartRefused
 from holdfast.engine.supervisor import Supervisor
-from holdfast.engine.worker_records import Answers, WorkerRecord, setup_for
+from holdfast.engine.worker_records import (
+    Answers,
+    NothingKept,
+    Order,
+    WorkerRecord,
+    judged,
+    setup_for,
+)
 from holdfast.samples.substitute import BatchHints, copy_index
 from holdfast.threads import worker_thread as said
 from holdfast.threads.bells import Bell
@@ -65,12 +68,6 @@ class _Seat(WorkerRecord):
     stack: str = ""
 
 
-class _NothingKept:
-    """Whether the user keeps a batch is not known: it is an ordinary object."""
-
-    nbytes = 0
-
-
 class ThreadDriver:
     """Implements `Driver`, where the methods are described."""
 
@@ -80,7 +77,7 @@ class ThreadDriver:
     def __init__(self, copies: Copies, limits: ev.Limits, options: DriverOptions) -> None:
         self.limits = limits
         self.clock = time.monotonic
-        self.kept = _NothingKept()
+        self.kept = NothingKept()
         self._copies = copies
         self._options = options
         self._seats = [_Seat() for _ in range(options.workers)]
@@ -92,7 +89,7 @@ class ThreadDriver:
             seat.notes = ThreadNotes(tuple(begun.random_states()))
             if begun.stream is not None:
                 seat.progress = begun.stream.progress()
-        self._orders: dict[int, list[tuple[str, int, Any]]] = {}  # not sent yet
+        self._orders: dict[int, list[Order]] = {}  # not sent yet
         self._bell = Bell()  # the thread that has the pool's lock waits for it,
         self._watch_bell = Bell()  # and the background thread for this one
         self._watches_batches = False
@@ -108,11 +105,8 @@ class ThreadDriver:
         seat = self._seats[order.worker]
         seat.begin(order.generation, self.clock())
         seat.evidence, seat.stack = _NO_EVIDENCE, ""
-        now = before = None
-        if order.answered:
-            before = seat.notes.random_state(order.answered - 1)
-            now = seat.notes.random_state(order.answered) or before
-        setup = setup_for(order, self._options, seat.progress, now, before)
+        states = random_states_at(order.answered, seat.notes.random_state)
+        setup = setup_for(order, self._options, seat.progress, *states)
         if isinstance(setup, CannotResume):
             lost = ev.WorkerStreamLost(
                 order.worker, order.generation, seat.active, setup.why, started=False
@@ -120,8 +114,8 @@ class ThreadDriver:
             self._supervisor.tell(lost)
             return
         kept = self._options.answers_ahead + FEWEST
-        states = seat.notes.until(order.answered)
-        seat.notes = ThreadNotes(states, seat.counted, order.worker, kept)
+        earlier = seat.notes.until(order.answered)
+        seat.notes = ThreadNotes(earlier, seat.counted, order.worker, kept)
         worker = WorkerThread(setup, self._copies, seat.notes, self._bell, self._watch_bell)
         try:
             worker.thread.start()
@@ -140,21 +134,8 @@ class ThreadDriver:
         return False
 
     def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
-        one: tuple[str, int, Any]
-        if isinstance(item, ev.Task):
-            index = copy_index(item.index)  # the user's code may change it
-            one = ("task", item.number, index)
-            if hint is not None:
-                one = ("briefed", item.number, (index, hint))
-        elif isinstance(item, ev.IsolationTest):
-            task = item.task
-            content = (copy_index(task.index), hint, item.sample, item.pause)
-            one = ("trial", task.number, content)
-        elif isinstance(item, ev.Notice):
-            one = ("tell", 0, item.change)
-        else:
-            self._seats[worker].resumptions.append(item)
-            one = ("resume", 0, item.seeds)
+        # The index is copied because the user's code may change it.
+        one = self._seats[worker].order(item, hint, copy_index)
         self._orders.setdefault(worker, []).append(one)
 
     def flush(self) -> None:
@@ -341,10 +322,7 @@ class ThreadDriver:
         return evidence
 
     def examine(self, evidence: Evidence) -> tuple[Evidence, Verdict]:
-        options = self._options
-        book = None if options.logbook is None else options.logbook.given
-        run = Run(options.workers, os.getpid(), book, options.stall_timeout)
-        return evidence, judge(evidence, MachineFacts.read(), run)
+        return evidence, judged(evidence, self._options)
 
     # -- the end --------------------------------------------------------------------------
 
@@ -383,12 +361,7 @@ def _looked_at(evidence: Evidence, thread: threading.Thread) -> Evidence:
 
 
 def _stack_of(thread: threading.Thread) -> str:
-    """Its stack, in the form of a dump of `faulthandler`."""
-    frame: FrameType | None = private_names.current_frames().get(thread.ident or 0)
-    frames = reversed(traceback.extract_stack(frame)) if frame is not None else ()
-    del frame  # it would keep everything alive that it refers to
-    lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in frames]
-    return tidy("\n".join((f"Thread {thread.name} (most recent call first):", *lines)))
+    return tidy(dump_of(private_names.current_frames().get(thread.ident or 0), thread.name))
 
 
 def _still_running(worker: WorkerThread) -> str:

@@ -16,6 +16,7 @@ import queue
 import threading
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 from types import MethodType
 from typing import Any, Final
@@ -31,7 +32,7 @@ from holdfast.threads.bells import Bell
 from holdfast.threads.notes import ThreadNotes
 from holdfast.threads.shared_generators import SharedGenerators
 from holdfast.worker.exceptions import describe
-from holdfast.worker.interface import BATCH, Blueprint, WorkerSetup
+from holdfast.worker.interface import BATCH, Blueprint, HostWithoutLimit, WorkerSetup
 from holdfast.worker.items import Worker
 
 __all__ = ["Copies", "ThreadBatch", "WorkerThread"]
@@ -46,7 +47,7 @@ TAKEN_UP: Final = "taken up"
 GONE: Final = "gone"  # the thread ends: the traceback, if that was not intended
 
 Message = tuple[Any, ...]
-Orders = list[tuple[str, int, Any]] | None
+Orders = Sequence[tuple[str, int, Any]] | None
 """What to do, in this order; None: end."""
 
 OFTEN = 0.001  # seconds for a sample, above which it is asked after each whether to go on
@@ -120,12 +121,11 @@ def _copied(blueprint: Blueprint) -> Blueprint:
     )
 
 
-class WorkerThread:
+class WorkerThread(HostWithoutLimit):
     """One worker. Implements `worker.interface.Host`."""
 
     own_process = False
     arena = faults = None
-    limits_allocations = False
 
     def __init__(
         self,
@@ -246,11 +246,6 @@ class WorkerThread:
     def taken_up(self, result: ResumptionResult) -> None:
         self._say(TAKEN_UP, result)
 
-    # -- its memory, which is the trainer's -----------------------------------------------
-
-    def private(self) -> int:
-        return 0
-
     def between_samples(self) -> int:
         if self.dismissed:
             raise Dismissed
@@ -258,15 +253,6 @@ class WorkerThread:
         slow = now - self._last_look > OFTEN * SELDOM
         self._last_look = now
         return 1 if slow else SELDOM
-
-    def begin_epoch(self) -> None:
-        pass
-
-    def may_retire(self) -> bool:
-        return False
-
-    def retire(self) -> None:
-        raise AssertionError("a thread has no size of its own")
 
     def pause(self, seconds: float) -> bool:
         return not self.dismissed  # a pause is for kills from outside, which no thread can get
