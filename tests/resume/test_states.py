@@ -170,7 +170,6 @@ class Uneven(Numbers):
         return index
 
 
-@pytest.mark.slow  # KNOWN DEFECT: fails on a quiet machine with a stream that has a state
 @pytest.mark.parametrize("sampler", [None, Remembers])
 def test_out_of_order_each_sample_comes_once_over_all_parts(sampler: Any) -> None:
     def make() -> Any:

@@ -205,7 +205,8 @@ class SamplerDraws:
         index, last, begin = None, 0, 0
         if resumed.shuffled is not None:
             self._shuffle_as(iterator, resumed.shuffled)
-        if resumed.sampler_state is not None and self.stateful:
+        # Before its first draw a sampler that is a generator has not begun: its state says nothing.
+        if resumed.sampler_state is not None and self.stateful and resumed.first_missing:
             self.states.clear()
             self.count = begin = resumed.first_missing
             load_sampler_state(iterator, resumed.sampler_state)
