@@ -11,9 +11,11 @@ from typing import Any
 # What the demo and the training agree on.
 EPOCHS = 3
 BATCHES = 40  # in an epoch
+BATCH_SIZE = 24
 TOTAL = EPOCHS * BATCHES
 WORKERS = 3
 STALL_TIMEOUT = 2.0  # seconds
+MEMORY_LIMIT = "64MiB"  # of a worker's own memory
 
 Event = dict[str, Any]
 
@@ -22,7 +24,7 @@ Event = dict[str, Any]
 class Strike:
     """What befell one worker, and what came of it."""
 
-    kind: str  # "SIGKILL", "segfault", "hang"; or holdfast's word for what nobody intended
+    kind: str  # "SIGKILL", "segfault", "hang"; or holdfast's word for what the demo did not do
     worker: int
     pid: int
     time: float
@@ -54,6 +56,7 @@ class Strike:
 class Worker:
     pid: int
     up: bool = True
+    private: int = 0  # bytes of memory of its own, when they were last read
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Run:
     name: str
     loader: str
     plan: str = ""  # what will be done to it
+    total: int = TOTAL  # batches that it is to have
     began: bool = False
     exit_status: int | None = None
     errors: str = ""  # all it wrote to standard error
@@ -72,11 +76,18 @@ class Run:
     accuracy: float | None = None
     workers: dict[int, Worker] = field(default_factory=dict)
     strikes: list[Strike] = field(default_factory=list)
+    leaks: bool = False
+    largest: int = 0  # most memory of its own that a worker had
+    recycled: int = 0  # workers that holdfast has replaced for their size
+    growth: str = ""  # what holdfast said about that
+    bad: Event | None = None  # the sample that could not be used
+    samples: int = 0  # of batches after the comparison
+    arrivals: list[float] = field(default_factory=list)  # of its batches
     news: list[tuple[float, str]] = field(default_factory=list)  # for those who read lines
 
     @property
     def through(self) -> bool:
-        """Whether it has trained to the end; its process may still be there."""
+        """Whether its loss can be compared; its process may still be there."""
         return self.final_loss is not None
 
     @property
@@ -85,7 +96,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.exit_status == 0 and self.through
+        return self.exit_status == 0 and self.batches == self.total
 
     @property
     def died(self) -> bool:
@@ -99,8 +110,14 @@ class Run:
         return (named or lines or [f"exit status {self.exit_status}"])[-1]
 
     def same_losses(self, other: Run) -> int:
-        """How many of the losses so far are those of the other run, to the last bit."""
+        """How many of its losses are those of the other run, to the last bit."""
         return sum(mine == theirs for mine, theirs in zip(self.losses, other.losses, strict=False))
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """How long a worker took for a batch, all the time between batches counted."""
+        apart = self.arrivals[-1] - self.arrivals[0] if self.batches > 1 else 0.0
+        return WORKERS * apart / max(1, self.batches - 1)
 
     # -- what happens ---------------------------------------------------------------------
 
@@ -114,6 +131,8 @@ class Run:
             "fault": self._fault,
             "incident": self._incident,
             "end": self._through,
+            "bad": self._bad_sample,
+            "bye": self._done,
         }
         handlers[event["event"]](event)
 
@@ -129,12 +148,22 @@ class Run:
         }
         self._tell(now, f"worker {worker} (pid {place.pid}) {deeds[kind]}")
 
+    def leak(self, now: float) -> None:
+        """From now on its dataset keeps a part of every sample."""
+        self.leaks = True
+        self._tell(now, "the dataset begins to leak")
+
+    def measured(self, worker: int, private: int) -> None:
+        """So much memory of its own a worker has."""
+        self.workers[worker].private = private
+        self.largest = max(self.largest, private)
+
     def end(self, exit_status: int, errors: str, now: float) -> None:
         self.exit_status, self.errors = exit_status, errors
         if self.died:
             for worker in self.workers.values():
                 worker.up = False
-            self._tell(now, f"died at batch {self.batches} of {TOTAL}: {self.error}")
+            self._tell(now, f"died at batch {self.batches} of {self.total}: {self.error}")
 
     # -- reports --------------------------------------------------------------------------
 
@@ -147,6 +176,12 @@ class Run:
 
     def _batch_arrived(self, event: Event) -> None:
         self.batches += 1
+        self.arrivals.append(event["arrived"])
+        self.samples += event["size"] if self.through else 0
+        if event["recycled"] > self.recycled:
+            self.recycled = event["recycled"]
+            text = f"{self.recycled} of its workers replaced for their size so far"
+            self._tell(event["time"], text)
         for strike in self.strikes:
             if strike.incident is None or strike.delay is not None:
                 continue
@@ -159,7 +194,7 @@ class Run:
         self.losses.append(event["loss"])
         if len(self.losses) % BATCHES == 0:
             loss = float.fromhex(event["loss"])
-            self._tell(event["time"], f"batch {self.batches} of {TOTAL}, loss {loss:.4f}")
+            self._tell(event["time"], f"batch {self.batches} of {self.total}, loss {loss:.4f}")
 
     def _fault(self, event: Event) -> None:
         self.struck(event["fault"], event["worker"], event["time"])
@@ -168,7 +203,7 @@ class Run:
         for strike in self.strikes:
             if strike.pid == event["pid"] and strike.incident is None:
                 break
-        else:  # nobody intended it, but it has happened
+        else:  # not the demo's doing, but it has happened
             strike = Strike(event["end"], event["worker"], event["pid"], event["noticed"])
             self.strikes.append(strike)
         strike.incident = event
@@ -177,7 +212,15 @@ class Run:
     def _through(self, event: Event) -> None:
         self.final_loss, self.accuracy = event["loss"], event["accuracy"]
         loss = float.fromhex(event["loss"])
-        self._tell(event["time"], f"finished: loss {loss:.4f}, {self.accuracy:.0%} right")
+        text = f"on unseen pictures: loss {loss:.4f}, {self.accuracy:.0%} right"
+        self._tell(event["time"], text)
+
+    def _bad_sample(self, event: Event) -> None:
+        self.bad = event
+        self._tell(event["time"], f"{event['name']} {event['action']}: {event['words']}")
+
+    def _done(self, event: Event) -> None:
+        self._tell(event["time"], f"finished: {self.batches} of {self.total} batches")
 
     def _tell(self, now: float, text: str) -> None:
         self.news.append((now, text))
@@ -186,3 +229,7 @@ class Run:
 def seconds(duration: float) -> str:
     """A duration in three figures or so."""
     return f"{duration * 1000:.0f} ms" if duration < 0.9995 else f"{duration:.2f} s"
+
+
+def mebibytes(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"

@@ -11,15 +11,25 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
-from demo_run import BATCHES, EPOCHS, TOTAL, WORKERS, Run, Strike, seconds
+from demo_run import (
+    BATCH_SIZE,
+    BATCHES,
+    MEMORY_LIMIT,
+    TOTAL,
+    WORKERS,
+    Run,
+    Strike,
+    mebibytes,
+    seconds,
+)
 
 WIDEST = 120
 NARROWEST, LOWEST = 78, 23  # what the panes need
-PANE_LINES = 16
+AROUND = 7  # lines that are not inside of the panes, and one for the cursor
+TALLEST = 21  # what they have to say at most
 FRAMES_PER_SECOND = 15
 
 Span = tuple[str, str]  # style, text
@@ -28,8 +38,21 @@ Line = list[Span]
 STYLES = {"": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
+class Runs(Protocol):
+    """The undisturbed training, torch's two, and holdfast's."""
+
+    @property
+    def reference(self) -> Run: ...
+    @property
+    def torch(self) -> Run: ...
+    @property
+    def again(self) -> Run: ...
+    @property
+    def holdfast(self) -> Run: ...
+
+
 class View(Protocol):
-    """Shows the runs while they go on: the undisturbed one, torch's, holdfast's."""
+    """Shows the runs while they go on."""
 
     def __enter__(self) -> View: ...
     def update(self) -> None: ...
@@ -41,7 +64,7 @@ class View(Protocol):
     ) -> None: ...
 
 
-def choose_view(runs: Sequence[Run]) -> View:
+def choose_view(runs: Runs) -> View:
     size = shutil.get_terminal_size()
     roomy = size.columns >= NARROWEST and size.lines >= LOWEST
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and roomy:
@@ -55,9 +78,9 @@ def choose_view(runs: Sequence[Run]) -> View:
 class Lines:
     """One line for each thing that happens."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
-        self.shown = [0] * len(runs)
+    def __init__(self, runs: Runs) -> None:
+        self.runs = (runs.reference, runs.torch, runs.again, runs.holdfast)
+        self.shown = [0] * len(self.runs)
         self.began = time.monotonic()
 
     def __enter__(self) -> Lines:
@@ -87,7 +110,7 @@ class Lines:
 class Panes:
     """torch on the left, holdfast on the right, the undisturbed run above."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Runs) -> None:
         self.runs = runs
         self.drawn = 0.0
 
@@ -100,7 +123,7 @@ class Panes:
         if now - self.drawn < 1 / FRAMES_PER_SECOND:
             return
         self.drawn = now
-        lines = frame(self.runs, _width())
+        lines = frame(self.runs, *_size())
         # Home; each line to its end; what is below goes away.
         self._write("\x1b[H" + "\x1b[K\r\n".join(render(line) for line in lines) + "\x1b[J")
 
@@ -112,7 +135,7 @@ class Panes:
     ) -> None:
         self._write("\x1b[?25h\x1b[?1049l")
         if error is None:
-            for line in frame(self.runs, _width()):
+            for line in frame(self.runs, *_size()):
                 print(render(line))
 
     def _write(self, text: str) -> None:
@@ -120,63 +143,83 @@ class Panes:
         sys.stdout.flush()
 
 
-def frame(runs: Sequence[Run], width: int) -> list[Line]:
+def frame(runs: Runs, width: int, height: int = LOWEST) -> list[Line]:
     """Everything the panes show at this moment."""
-    reference, torch, holdfast = runs
-    half = width // 2
-    left = _pane(torch, reference, half)
-    right = _pane(holdfast, reference, width - half)
+    reference, holdfast = runs.reference, runs.holdfast
+    half, inside = width // 2, min(TALLEST, height - AROUND)
+    left = _pane("torch.utils.data.DataLoader", _torch(runs, half - 4), half, inside)
+    body = _holdfast(holdfast, reference, width - half - 4, inside)
+    right = _pane("holdfast.DataLoader", body, width - half, inside)
     lines: list[Line] = [[("bold", f" {PURPOSE}")], [], _reference(reference, width), []]
     return lines + [one + other for one, other in zip(left, right, strict=True)]
 
 
 def _reference(run: Run, width: int) -> Line:
     head = f" {run.name}  "
-    loss = f"final {_loss(run)}" if run.through else _loss(run) or "starting"
-    tail = f"  batch {run.batches:>3}/{TOTAL}  {loss:<16}"
+    tail = f"  batch {run.batches:>3}/{TOTAL}  {_loss(run) or 'starting':<10}"
     return [("", head), *_bar(run, width - len(head) - len(tail) - 1), ("", tail)]
 
 
-def _pane(run: Run, reference: Run, width: int) -> list[Line]:
+def _pane(title: str, body: list[Line], width: int, height: int) -> list[Line]:
     inner = width - 4
-    body = [*_progress(run, reference, inner), [("dim", "─" * inner)]]
-    story, end = _story(run, inner), _end(run, reference, inner)
-    room = PANE_LINES - len(body) - len(end)
-    body += [*story[-room:], *end]
-    body += [[] for _ in range(PANE_LINES - len(body))]
-    title = f" {run.loader} "
+    body = [*body[:height], *([] for _ in range(height - len(body)))]
+    title = f" {title} "
     top: Line = [("dim", "╭─"), ("bold", title), ("dim", "─" * (inner - len(title) + 1) + "╮")]
     bottom: Line = [("dim", f"╰{'─' * (inner + 2)}╯")]
     sides = [[("dim", "│ "), *_fit(line, inner), ("dim", " │")] for line in body]
     return [top, *sides, bottom]
 
 
+def _torch(runs: Runs, width: int) -> list[Line]:
+    """What becomes of torch's run, and of the one that is started after its death."""
+    first, second = runs.torch, runs.again
+    body = [*_progress(second if second.began else first, runs.reference, width), _rule(width)]
+    body += [*_story(first, width), *_death(first, width)]
+    if second.began:
+        body += [_rule(width), *_story(second, width), *_death(second, width)]
+    return body
+
+
+def _holdfast(run: Run, reference: Run, width: int, height: int) -> list[Line]:
+    """What becomes of holdfast's; of its strikes the last ones, if there is not room for all."""
+    body = [*_progress(run, reference, width), _rule(width)]
+    end = _death(run, width) or _comparison(run, reference)
+    room = height - len(body) - len(end)
+    return [*body, *_story(run, width)[-room:], *end]
+
+
+def _rule(width: int) -> Line:
+    return [("dim", "─" * width)]
+
+
 def _progress(run: Run, reference: Run, width: int) -> list[Line]:
     if not run.batches:
         text = "starting" if run.began else "waits for the undisturbed run"
-        return [[("dim", text)], [], [], []]
-    epoch = min(EPOCHS, 1 + (run.batches - 1) // BATCHES)
-    place = f"epoch {epoch}/{EPOCHS}  batch {run.batches:>3}/{TOTAL}"
+        return [[("dim", text)], [], [], [], []]
+    epoch = 1 + (run.batches - 1) // BATCHES
+    place = f"epoch {epoch}/{run.total // BATCHES}  batch {run.batches:>3}/{run.total}"
     loss = _loss(run)
     same = run.same_losses(reference)
+    compared = min(len(run.losses), TOTAL)
     return [
         [("", place), ("", loss.rjust(width - len(place)))],
         _bar(run, width),
         _workers(run, width),
         [
             ("", "same losses as undisturbed: "),
-            ("green" if same == len(run.losses) else "red", f"{same}/{len(run.losses)}"),
+            ("green" if same == compared else "red", f"{same}/{compared}"),
         ],
+        [("", "largest worker so far: "), ("yellow" if run.leaks else "", mebibytes(run.largest))],
     ]
 
 
 def _loss(run: Run) -> str:
-    last = run.final_loss or (run.losses[-1] if run.losses else None)
+    last = run.losses[-1] if run.losses else None
     return "" if last is None else f"loss {float.fromhex(last):.3f}"
 
 
 def _bar(run: Run, width: int) -> Line:
-    done = width * run.batches // TOTAL
+    done = width * run.batches // run.total
     style = "red" if run.died else "green"
     return [(style, "━" * done), ("dim", "─" * (width - done))]
 
@@ -187,7 +230,7 @@ def _workers(run: Run, width: int) -> Line:
         worker = run.workers.get(number)
         up = worker is not None and worker.up
         line += [("", f" {number} "), ("green" if up else "red", "●" if up else "✗")]
-    replaced = sum(strike.incident is not None for strike in run.strikes)
+    replaced = sum(strike.incident is not None for strike in run.strikes) + run.recycled
     if replaced:
         text = f"{replaced} replaced"
         line.append(("", text.rjust(width - _length(line))))
@@ -200,19 +243,31 @@ def _story(run: Run, width: int) -> list[Line]:
     return [_strike(run, strike, width) for strike in run.strikes]
 
 
-def _end(run: Run, reference: Run, width: int) -> list[Line]:
-    if run.died:
-        message: list[Line] = [[("red", part)] for part in textwrap.wrap(run.error, width)]
-        verdict = f"Exit status {run.exit_status}, {TOTAL - run.batches} batches missing."
-        return [[], *message[: PANE_LINES // 2], [], [("bold", verdict)]]
-    if not run.through:
+def _death(run: Run, width: int) -> list[Line]:
+    if not run.died:
         return []
-    same = run.final_loss == reference.final_loss
-    verdict = "the undisturbed one, bit for bit" if same else "not the undisturbed one"
-    return [
-        [("bold", f"Final loss {run.final_loss}:")],
-        [("green" if same else "red", f"{verdict}.")],
-    ]
+    message: list[Line] = [[("red", part)] for part in textwrap.wrap(run.error, width)]
+    verdict = f"Exit status {run.exit_status}, {run.total - run.batches} batches missing."
+    return [*message[:3], [("bold", verdict)]]
+
+
+def _comparison(run: Run, reference: Run) -> list[Line]:
+    if not run.leaks:
+        return []
+    replaced = f"{run.recycled} replaced" if run.recycled else "no worker too large yet"
+    lines: list[Line] = [[("yellow", "leak      "), ("", f"over {MEMORY_LIMIT}: {replaced}")]]
+    if run.through:
+        same = run.final_loss == reference.final_loss
+        verdict = "the undisturbed one, bit for bit" if same else "not the undisturbed one"
+        lines += [
+            [("bold", f"Loss {run.final_loss}:")],
+            [("green" if same else "red", f"{verdict}.")],
+            [("", "Now a file is damaged.")],
+        ]
+    if run.bad is not None:
+        file = run.bad["name"].rpartition("/")[2]
+        lines[-1] = [("yellow", "damaged   "), ("", f"{file} {run.bad['action']}")]
+    return lines
 
 
 def _strike(run: Run, strike: Strike, width: int) -> Line:
@@ -231,19 +286,50 @@ def _strike(run: Run, strike: Strike, width: int) -> Line:
 # -- the summary --------------------------------------------------------------------------
 
 
-def summary(runs: Sequence[Run]) -> list[Line]:
+def summary(runs: Runs) -> list[Line]:
     """What happened, in a table of at most 80 columns."""
-    reference, torch, holdfast = runs
+    reference, holdfast = runs.reference, runs.holdfast
     head = _row("what", "worker", "while it was", "what holdfast did", "its batch came")
     lines: list[Line] = [[("bold", head)]]
     for strike in holdfast.strikes:
         delay = "never" if strike.delay is None else f"after {seconds(strike.delay)}"
         row = _row(strike.kind, str(strike.worker), strike.activity, strike.action, delay)
         lines.append([("", row)])
-    note = "Times: from the blow until the trainer had that batch; making one takes 0.1 s."
+    usual = seconds(reference.seconds_per_batch)
+    note = f"Times: from the blow until the trainer had that batch; undisturbed: {usual}."
     lines += [[("dim", f" {note}")], *_where_it_hung(holdfast)]
-    lines += [[], [("bold", " final loss")]]
-    return lines + [_final(run, reference) for run in (reference, torch, holdfast)]
+    lines += [[], *_leak(runs), [], *_damage(runs)]
+    lines += [[], [("bold", f" Loss on unseen pictures, after {TOTAL} batches")]]
+    return lines + [_final(run, reference) for run in (reference, runs.torch, holdfast)]
+
+
+def _leak(runs: Runs) -> list[Line]:
+    """How large workers became. The undisturbed run leaks too, and has no limit."""
+    torch, holdfast = mebibytes(runs.reference.largest), mebibytes(runs.holdfast.largest)
+    said = textwrap.wrap(runs.holdfast.growth, 65)
+    return [
+        [("bold", " The dataset leaks: the largest worker")],
+        [("", f" torch        {torch:<8} (the undisturbed run), and it grows on")],
+        [
+            ("", f" holdfast     {holdfast:<8} with worker_memory_limit={MEMORY_LIMIT!r}: "),
+            ("green" if runs.holdfast.recycled else "red", f"{runs.holdfast.recycled} replaced"),
+        ],
+        *([("dim", f" {'' if line else 'its log':<13}{part}")] for line, part in enumerate(said)),
+    ]
+
+
+def _damage(runs: Runs) -> list[Line]:
+    """What a damaged file costs."""
+    again, holdfast = runs.again, runs.holdfast
+    lines: list[Line] = [[("bold", " A file is damaged")]]
+    died = f"died after {again.batches} batches: " if again.died else "went on"
+    words = textwrap.shorten(died + (again.error if again.died else ""), 65, placeholder=" …")
+    lines.append([("", " torch        "), ("red", words)])
+    samples = f"{holdfast.samples} of {BATCHES * BATCH_SIZE} samples"
+    if holdfast.bad is None:
+        return [*lines, [("", " holdfast     "), ("red", samples)]]
+    found = f"{holdfast.bad['name']} {holdfast.bad['action']}"
+    return [*lines, [("", " holdfast     "), ("green", samples), ("", f"; {found}")]]
 
 
 def _row(what: str, worker: str, activity: str, action: str, delay: str) -> str:
@@ -266,7 +352,7 @@ def _where_it_hung(run: Run) -> list[Line]:
 def _final(run: Run, reference: Run) -> Line:
     line: Line = [("", f" {run.name:<13}")]
     if run.final_loss is None:
-        return [*line, ("red", f"none: it died at batch {run.batches} of {TOTAL}")]
+        return [*line, ("red", f"none: it died at batch {run.batches} of {run.total}")]
     line.append(("", f"{run.final_loss:<24}"))
     if run is reference:
         return line
@@ -278,11 +364,12 @@ def _final(run: Run, reference: Run) -> Line:
 
 # -- text ---------------------------------------------------------------------------------
 
-PURPOSE = f"One training, three times: {TOTAL} batches, {WORKERS} workers, the same seed."
+PURPOSE = f"The same training with each loader: {TOTAL} batches, {WORKERS} workers, one seed."
 
 
-def _width() -> int:
-    return min(WIDEST, shutil.get_terminal_size().columns)
+def _size() -> tuple[int, int]:
+    size = shutil.get_terminal_size()
+    return min(WIDEST, size.columns), size.lines
 
 
 def _length(line: Line) -> int:

@@ -1,7 +1,8 @@
 """The training run of the demo, an ordinary script: a small network learns to tell shapes apart.
 
-`demo.py` starts it with the loader to use, and sends it a line when it is to begin. It reports what
-it does on standard output, one JSON object per line, and dies of an error like any other script.
+`demo.py` starts it with the loader to use, and sends it a line when it is to begin, and one for
+each epoch after the first three. It reports what it does on standard output, one JSON object per
+line, and dies of an error like any other script.
 
 Loading a sample draws from the random state of `torch`, `random` and `numpy` in its worker, as
 augmentations do. So the final loss depends on every random number that every worker draws, and a
@@ -25,17 +26,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from demo_run import BATCHES, EPOCHS, STALL_TIMEOUT, WORKERS
+from demo_run import BATCH_SIZE, BATCHES, EPOCHS, MEMORY_LIMIT, STALL_TIMEOUT, WORKERS
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, get_worker_info
 
 SIZE = 32  # pixels each way
-BATCH_SIZE = 24
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 READ_SECONDS = 0.004  # what fetching one picture from a network disk may take
+LEAK = 250_000  # bytes for each sample
+SHAPES = ("disc", "ring", "square", "cross")
 HELD_OUT = range(1_000_000, 1_000_256)  # pictures that are never trained on
 Sample = tuple[Tensor, int]
+Array = np.ndarray[Any, Any]
 
 
 def report(event: str, **details: Any) -> None:
@@ -48,29 +51,38 @@ def report(event: str, **details: Any) -> None:
 
 
 class Shapes(Dataset[Sample]):
-    """Pictures of a disc, a ring, a square or a cross; some of them bring their worker down."""
+    """Pictures of a disc, a ring, a square or a cross, a file for each; some samples bring their
+    worker down, and some stay in memory."""
 
-    def __init__(self, faults: Path | None) -> None:
+    def __init__(self, pictures: Path, faults: Path) -> None:
+        self.files = sorted(pictures.iterdir())
         self.faults = faults
+        self.kept: list[bytearray] = []
 
     def __len__(self) -> int:
-        return BATCHES * BATCH_SIZE
+        return len(self.files)
+
+    def sample_name(self, index: int) -> str:
+        return f"{self.files[index].parent.name}/{self.files[index].name}"
 
     def __getitem__(self, index: int) -> Sample:
         time.sleep(READ_SECONDS)
-        if self.faults is not None:
-            suffer(self.faults, index)
-        image, label = draw(index)
+        suffer(self.faults, index)
+        if (self.faults / "leak").exists():
+            self.kept.append(bytearray(LEAK))
+        file = self.files[index]
+        image = torch.from_numpy(np.load(file)).float()
         if random.random() < 0.5:
             image = image.flip(-1)
         gain = float(np.random.uniform(0.5, 1.5))
-        return image * gain + 0.2 * torch.randn(image.shape), label
+        noisy = image * gain + 0.2 * torch.randn(image.shape)
+        return noisy, SHAPES.index(file.stem.partition("-")[2])
 
 
-def draw(index: int) -> Sample:
+def draw(index: int) -> tuple[Array, int]:
     """Picture number `index`, always the same."""
     rng = np.random.default_rng(index)
-    label = int(rng.integers(4))
+    label = int(rng.integers(len(SHAPES)))
     y, x = np.mgrid[:SIZE, :SIZE] - rng.uniform(10, SIZE - 10, size=(2, 1, 1))
     radius, far = rng.uniform(5, 9), np.maximum(abs(x), abs(y))
     inside = (
@@ -79,7 +91,15 @@ def draw(index: int) -> Sample:
         far < radius,
         (far < radius) & (np.minimum(abs(x), abs(y)) < 2),
     )[label]
-    return torch.from_numpy(inside.astype(np.float32))[None], label
+    return inside[None], label
+
+
+def make_pictures(folder: Path) -> None:
+    """The files, if they are not there yet."""
+    folder.mkdir(exist_ok=True)
+    for index in range(BATCHES * BATCH_SIZE):
+        picture, label = draw(index)
+        np.save(folder / f"{index:04d}-{SHAPES[label]}.npy", picture)
 
 
 # -- faults -------------------------------------------------------------------------------
@@ -90,11 +110,11 @@ def segfault() -> None:
 
 
 def hang() -> None:
-    threading.Event().wait()  # for what nobody will ever set
+    threading.Event().wait()  # for what is never set
 
 
 def suffer(folder: Path, sample: int) -> None:
-    """Whoever removes a token from the folder suffers what it says; the next time all is well."""
+    """Do what a token in the folder says, once: the worker that removes it, and no other."""
     for fault in (segfault, hang):
         try:
             (folder / fault.__name__).unlink()
@@ -110,11 +130,11 @@ def suffer(folder: Path, sample: int) -> None:
 
 
 def present(worker: int) -> None:
-    """As `worker_init_fn`: tell the demo whom it may kill."""
+    """As `worker_init_fn`: tell the demo which process this is."""
     report("worker", worker=worker, pid=os.getpid())
 
 
-def make_loader(which: str, dataset: Shapes) -> Any:
+def make_loader(which: str, dataset: Shapes, logbook: Path | None) -> Any:
     options: dict[str, Any] = {}
     if which == "torch":
         from torch.utils.data import DataLoader
@@ -122,7 +142,14 @@ def make_loader(which: str, dataset: Shapes) -> Any:
         from holdfast import DataLoader
 
         # The defaults (300 s, five restarts a minute per worker) are meant for longer runs.
-        options = {"stall_timeout": STALL_TIMEOUT, "max_restarts": None}
+        options = {
+            "stall_timeout": STALL_TIMEOUT,
+            "max_restarts": None,
+            "worker_memory_limit": MEMORY_LIMIT,
+            "on_bad_sample": "skip",
+            "logbook": logbook,
+            "name": "demo",
+        }
     return DataLoader(
         dataset,
         batch_size=BATCH_SIZE,
@@ -135,17 +162,18 @@ def make_loader(which: str, dataset: Shapes) -> Any:
     )
 
 
-def batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """All epochs, one batch after the other; incidents are reported before the batch they delay."""
-    told = 0
-    for _ in range(EPOCHS):
+def batches(loader: Any, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The epochs, one batch after the other; incidents are reported before the batch they delay."""
+    told = len(getattr(loader, "incidents", ()))
+    for _ in range(epochs):
         for number, (images, labels) in enumerate(loader):
             arrived = time.monotonic()
             incidents = getattr(loader, "incidents", ())
             for incident in incidents[told:]:
                 tell(incident)
             told = len(incidents)
-            report("batch", batch=number, arrived=arrived)
+            recycled = loader.stats()["recycled"] if hasattr(loader, "stats") else 0
+            report("batch", batch=number, arrived=arrived, size=len(labels), recycled=recycled)
             yield images, labels
 
 
@@ -165,14 +193,13 @@ def tell(incident: Any) -> None:
     )
 
 
-def train(loader: Any, model: nn.Module) -> None:
+def train(loader: Any, model: nn.Module, velocities: list[Tensor], epochs: int) -> None:
     """Stochastic gradient descent with momentum.
 
     Written out, because `torch.optim` imports torch's compiler, which takes longer than all this.
     """
     parameters = list(model.parameters())
-    velocities = [torch.zeros_like(parameter) for parameter in parameters]
-    for images, labels in batches(loader):
+    for images, labels in batches(loader, epochs):
         loss = cross_entropy(model(images), labels)
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
@@ -189,7 +216,7 @@ def examine(model: nn.Module) -> None:
     pictures = [draw(index) for index in HELD_OUT]
     labels = torch.tensor([label for _, label in pictures])
     with torch.no_grad():
-        answers = model(torch.stack([image for image, _ in pictures]))
+        answers = model(torch.stack([torch.from_numpy(image).float() for image, _ in pictures]))
     right = (answers.argmax(1) == labels).float().mean().item()
     report("end", loss=float(cross_entropy(answers, labels)).hex(), accuracy=right)
 
@@ -197,12 +224,17 @@ def examine(model: nn.Module) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("loader", choices=("torch", "holdfast"))
-    arguments.add_argument("--faults", type=Path, help="folder in which tokens for faults appear")
+    arguments.add_argument("folder", type=Path, help="for the pictures and tokens of faults")
+    arguments.add_argument("--logbook", type=Path, help="holdfast's")
     given = arguments.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are meant; no core files
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")
     torch.manual_seed(7)
+    pictures, faults = given.folder / "pictures", given.folder / f"faults-{os.getpid()}"
+    if not pictures.exists():
+        make_pictures(pictures)
+    faults.mkdir()
     if not sys.stdin.readline():
         return  # the demo is gone
     report("begin")
@@ -211,9 +243,15 @@ def main() -> None:
         *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(16 * (SIZE // 4) ** 2, 4)),
     )
-    loader = make_loader(given.loader, Shapes(given.faults))
-    train(loader, model)
+    loader = make_loader(given.loader, Shapes(pictures, faults), given.logbook)
+    velocities = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    train(loader, model, velocities, EPOCHS)
     examine(model)
+    while sys.stdin.readline():
+        train(loader, model, velocities, 1)
+        for bad in getattr(loader, "bad_samples", ()):
+            report("bad", name=bad.name, words=f"{bad.error}: {bad.message}", action=bad.action)
+    report("bye")
 
 
 if __name__ == "__main__":
