@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo      a training run that goes on while its workers are killed'
+	@echo 'make demo      torch and holdfast while workers are killed, leak and meet a damaged file'
 	@echo 'make test      the quick test suite (PYTEST_ARGS="-k name" for a part of it)'
 	@echo 'make test-slow a selection of the slow tests (.ci/slow.txt)'
 	@echo 'make test-all  every test, with all fault combinations'
@@ -53,6 +53,7 @@ test-report: $(VENV)/.has-report
 	$(RUN) -m pytest -m report tests/run_report $(PYTEST_ARGS)
 
 pictures: $(VENV)/.has-report
+	$(RUN) examples/demo.py --picture docs/images/demo.svg
 	$(RUN) -m tests.run_report.pictures docs/images
 
 # In an environment of its own: Ray brings some 50 packages.

@@ -13,6 +13,7 @@ At the end there is a report of that run (`holdfast report`), in build/demo.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -335,6 +336,9 @@ def empty_folder() -> Path:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw its end as an SVG")
+    arguments = parser.parse_args()
     began = time.monotonic()
     runs = Runs(
         Run("undisturbed", "torch"),
@@ -366,6 +370,10 @@ def main() -> int:
         print(f" made of the run's logbook: holdfast report {shown(out / 'logbook')}")
     else:
         print()
+    if arguments.picture is not None:
+        import demo_picture
+
+        demo_picture.save(runs, arguments.picture)
     return status
 
 

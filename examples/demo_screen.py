@@ -309,7 +309,7 @@ def _leak(runs: Runs) -> list[Line]:
     said = textwrap.wrap(runs.holdfast.growth, 65)
     return [
         [("bold", " The dataset leaks: the largest worker")],
-        [("", f" torch        {torch:<8} (the undisturbed run), and it grows on")],
+        [("", f" torch        {torch:<8} at the end of the undisturbed run, without a limit")],
         [
             ("", f" holdfast     {holdfast:<8} with worker_memory_limit={MEMORY_LIMIT!r}: "),
             ("green" if runs.holdfast.recycled else "red", f"{runs.holdfast.recycled} replaced"),

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -189,6 +190,16 @@ def test_a_blow_that_holdfast_never_made_up_for_is_a_failure(demo: Any) -> None:
 
 def test_a_report_that_could_not_be_made_is_a_failure(demo: Any, tmp_path: Path) -> None:
     assert demo.make_report(tmp_path / "nothing", tmp_path / "report.html")
+
+
+def test_the_picture_of_the_demo_needs_no_font_and_no_network(demo: Any, tmp_path: Path) -> None:
+    import demo_picture
+
+    demo_picture.save(story(demo), tmp_path / "demo.svg")
+    svg = (tmp_path / "demo.svg").read_text()
+    words = " ".join("".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ").split())
+    assert "the undisturbed one, bit for bit" in words
+    assert re.findall(r"https?://[^\"']+|@font-face", svg) == ["http://www.w3.org/2000/svg"]
 
 
 @pytest.mark.parametrize("size", [(78, 23), (80, 24), (101, 30), (120, 60)])
