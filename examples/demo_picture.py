@@ -17,10 +17,11 @@ PLAIN = [(72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34)]
 REST = [(88, 166, 255), (188, 140, 255), (57, 197, 207), INK]
 THEME = TerminalTheme(GROUND, INK, [*PLAIN, *REST], [(110, 118, 129), *PLAIN[1:], *REST])
 # As Rich's own, without the fonts that it would fetch.
-FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg"
- role="img" aria-label="The demo: torch's run dies of one dead worker and of a damaged file; holdfast's goes on">
+FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img"
+ aria-label="torch's run dies of one dead worker and of a damaged file; holdfast's goes on">
 <style>
-.{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+.{unique_id}-matrix {{
+  font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; }}
 .{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
 {styles}
