@@ -45,6 +45,7 @@ class Pinner:
         self.gate = threading.Semaphore(0)
         self.gated = False
         self.unfit: Exception | None = None
+        self.on_idle: Callable[[], None] = lambda: None
 
     def begin(self, thread: PinningThread) -> None:
         if self.unfit is not None:
@@ -63,6 +64,7 @@ class Pinner:
         return -batch
 
     def idle(self) -> float | None:
+        self.on_idle()
         return None
 
     def end(self) -> None:
@@ -285,6 +287,18 @@ def test_stopping_ends_a_wait_although_pinning_never_returns(make: Make, pinner:
     assert not thread.serves
     assert not thread.join(time.monotonic())  # it is stuck, and left
     stopping.join()
+
+
+@pytest.mark.parametrize("message", [PinningThread.stop, PinningThread.wake])
+def test_a_message_that_comes_while_the_thread_looks_for_work_is_not_lost(
+    pinner: Pinner, message: Callable[[PinningThread], None]
+) -> None:
+    thread = PinningThread(pinner, in_order=True)
+    looks = iter([message, PinningThread.stop])
+    pinner.on_idle = lambda: next(looks)(thread)
+    thread.start()
+    assert thread.join(time.monotonic() + SECONDS)
+    assert len(list(looks)) == (message is PinningThread.stop)
 
 
 def test_stopping_leaves_what_has_not_begun(make: Make, pinner: Pinner) -> None:

@@ -276,19 +276,21 @@ class PinningThread:
         while not self._stopping:
             wait = self._pinner.idle()
             batch = self._next()
-            if batch is None:
-                self._collect(block=True, timeout=wait)
-                continue
-            nbytes = batch.nbytes
-            batch.make(self._pinner, unfit)
-            del batch  # the consumer may have dropped it meanwhile
-            self._copied(nbytes)
+            if batch is not None:
+                nbytes = batch.nbytes
+                batch.make(self._pinner, unfit)
+                del batch  # the consumer may have dropped it meanwhile
+                self._copied(nbytes)
+                wait = 0.0
+            # Nowhere else: a message that is taken is followed by a look at all it may have meant.
+            self._collect(wait)
         self._pinner.end()
         self._may_copy, self._copied = _never, _ignore  # they hold the pool, which holds this
 
-    def _collect(self, *, block: bool, timeout: float | None = None) -> None:
+    def _collect(self, timeout: float | None) -> None:
+        """Take all messages there are; if there is none, wait for one."""
         try:
-            arrival = self._arrivals.get(block, timeout)
+            arrival = self._arrivals.get(timeout != 0, timeout)
             while True:
                 if arrival is not None:
                     heapq.heappush(self._jobs, arrival)
@@ -298,7 +300,6 @@ class PinningThread:
 
     def _next(self) -> PinnedBatch | None:
         """The batch to be pinned now; None if there is none, or no room for its copy."""
-        self._collect(block=False)
         while self._jobs:
             batch = self._jobs[0][2]()
             if batch is not None:
