@@ -38,7 +38,6 @@ __all__ = [
     "keep_torchs",
     "makes_torchs",
     "new_iterator",
-    "option_values",
 ]
 
 log = logging.getLogger("holdfast")
@@ -60,20 +59,10 @@ makes_torchs: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_torch
 """Whether an iterator of torch's own is being made, and it was said why."""
 
 
-def option_values(loader: Any) -> dict[str, Any]:
-    """All options of a loader as they are now, as they were given."""
-    return option_sources.combine(_own_options(loader))
-
-
-def _own_options(loader: Any) -> Mapping[str, Any]:
-    own = getattr(type(loader), "_own_options", None)  # a class of ours has them
-    return {} if own is None else own(loader)
-
-
 def check_options(loader: Any) -> None:
     """When a loader is made: a wrong option is an error that names it."""
     option_sources.mention_misspelt()
-    options.parse(num_workers=loader.num_workers, **option_values(loader))
+    options.parse(num_workers=loader.num_workers, **option_sources.of(loader))
 
 
 def is_ours(iterator: Any) -> bool:
@@ -129,7 +118,7 @@ def new_iterator(
     if loader.num_workers > 0 and loader.prefetch_factor <= 0:
         with making_torchs():
             return torchs()  # which refuses it in its own words
-    values = option_values(loader)
+    values = option_sources.of(loader)
     chosen = options.parse(num_workers=loader.num_workers, **values)
     silent = chosen.policy is None and chosen.logbook is None and state.loaded is None
     if loader.num_workers == 0 and silent:
@@ -221,7 +210,7 @@ def _logbook(
     try:
         return state.open_logbook(folder, rank, name, functools.partial(_noted, loader, values))
     except OSError as error:
-        if option_sources.given(_own_options(loader)).get("logbook") is not None:
+        if option_sources.given(option_sources.own(loader)).get("logbook") is not None:
             raise
         _warn_of_logbook(str(error))
         return None

@@ -29,6 +29,8 @@ __all__ = [
     "install",
     "is_installed",
     "mention_misspelt",
+    "of",
+    "own",
 ]
 
 log = logging.getLogger("holdfast")
@@ -111,6 +113,17 @@ def combine(own: Mapping[str, Any]) -> dict[str, Any]:
                     _say_it_has_no_effect(name)
                 found[name] = None
     return found
+
+
+def own(loader: Any) -> Mapping[str, Any]:
+    """Those that a loader was given itself: only a class of ours has any."""
+    find = getattr(type(loader), "_own_options", None)
+    return {} if find is None else cast(Mapping[str, Any], find(loader))
+
+
+def of(loader: Any) -> dict[str, Any]:
+    """All options of a loader as they are now, as they were given."""
+    return combine(own(loader))
 
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:

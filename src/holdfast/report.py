@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.utils.data
 
-from holdfast import iteration, options, runtime
+from holdfast import option_sources, options, resumption, runtime
 from holdfast.autopsy.incident import Incident
 from holdfast.engine.stats import Stats
 from holdfast.limits import gauge
@@ -86,7 +87,7 @@ class Report:
     @property
     def options(self) -> dict[str, Any]:
         """The options that hold for it: its own, else what is installed, else the environment's."""
-        return iteration.option_values(self.loader)
+        return option_sources.of(self.loader)
 
     @property
     def incidents(self) -> list[Incident]:
@@ -114,6 +115,15 @@ class Report:
         budget = options.budget_in_bytes(self.options["memory_budget"])
         figures["budget_bytes"] = state.budget_for(budget).limit
         return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: as `DataLoader.state_dict`, for loaders of other classes that
+        iterate with our engine."""
+        return resumption.state_dict(self.loader)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Have its next ``iter()`` go on from a state: as `DataLoader.load_state_dict`."""
+        resumption.load_state_dict(self.loader, state_dict, strict=strict)
 
     def worker_pids(self) -> list[tuple[int, int]]:
         """Number and pid of each worker that is a running process, of all iterators of the loader.

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from torch.utils.data import BatchSampler, IterableDataset
 
-from holdfast import runtime
+from holdfast import option_sources, runtime
 from holdfast.engine.checkpoint import Bookmark, Checkpoint, StreamCheckpoint, WorkerCheckpoint
 from holdfast.engine.continuation import StreamPoint
 from holdfast.engine.events import Position, SeatPosition
@@ -44,6 +44,7 @@ log = logging.getLogger("holdfast")
 
 VERSION: Final = 1
 FINISHED: Final = "_iterator_finished"
+_OF_WORKERS: Final = {"num_workers", "worker_method", "start_method", "persistent_workers"}
 _OF_SAMPLERS: Final = ("seed", "rank", "num_replicas", "shuffle", "replacement")
 """Attributes of samplers that decide on what they give."""
 _START_ANEW: Final = (
@@ -87,6 +88,7 @@ def state_dict(loader: Any) -> dict[str, Any]:
         "sampler": {
             "now": _generators(now, text, "now"),
             "program": [zlib.crc32(one.read()) for one in global_states()],
+            "before_epoch": to_plain(now.state),
         },
         "bad_samples": None if checkpoint is None else checkpoint.account,
     }
@@ -107,6 +109,7 @@ def state_dict(loader: Any) -> dict[str, Any]:
                 "epoch": begun.epoch,
                 "before_seed": begun.before_seed,
                 "state": to_plain(checkpoint.sampler_state),
+                "before_epoch": to_plain(begun.state),
             }
         _add_workers(state, loader, checkpoint, text)
     return state
@@ -149,7 +152,8 @@ def _epoch(one: Checkpoint) -> dict[str, Any]:
 
 
 def _add_workers(state: dict[str, Any], loader: Any, checkpoint: Checkpoint, text: _Texts) -> None:
-    keeps = loader.persistent_workers or not checkpoint.finished
+    # Without workers the dataset is the same object in all epochs.
+    keeps = loader.persistent_workers or not checkpoint.finished or not loader.num_workers
     if loader.num_workers == 0:
         worker = _worker(checkpoint.workers[0], text, 0) if keeps else {}
         if not isinstance(loader.dataset, IterableDataset):
@@ -224,7 +228,7 @@ def _facts(loader: Any) -> dict[str, Any]:
     """What a state says of its loader."""
     iterable = isinstance(loader.dataset, IterableDataset)
     generator = loader.generator
-    here = rank()
+    here, given = rank(), option_sources.of(loader)
     facts: dict[str, Any] = {
         "kind": "iterable" if iterable else "map-style",
         "length": None if iterable else _length(loader.dataset),
@@ -232,8 +236,9 @@ def _facts(loader: Any) -> dict[str, Any]:
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         "persistent_workers": loader.persistent_workers,
-        "start_method": _start_method(loader),
-        "seeding": getattr(loader, "seeding", "worker"),
+        "worker_method": str(given["worker_method"]),
+        "start_method": _start_method(loader, given["worker_method"]),
+        "seeding": _seeding(given["seeding"]),
         "generator": None if generator is None else generator.initial_seed(),
         "rank": here.number,
         "samplers": [],
@@ -249,6 +254,14 @@ def _facts(loader: Any) -> dict[str, Any]:
     return facts
 
 
+def _seeding(given: Any) -> str | list[Any]:
+    return str(given) if isinstance(given, str) else ["sample", int(given[1])]
+
+
+def _by_sample(seeding: Any) -> bool:
+    return seeding == "sample" or (isinstance(seeding, list) and seeding[:1] == ["sample"])
+
+
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
@@ -256,8 +269,8 @@ def _length(dataset: Any) -> int | None:
         return None
 
 
-def _start_method(loader: Any) -> str | None:
-    if loader.num_workers == 0:
+def _start_method(loader: Any, worker_method: str) -> str | None:
+    if loader.num_workers == 0 or worker_method != "multiprocessing":
         return None
     context = loader.multiprocessing_context
     if context is not None:
@@ -296,6 +309,11 @@ _CHECKS: Final[tuple[tuple[str, str, str], ...]] = (
         "persistent_workers",
         "the state is of persistent_workers={there}, and this loader has persistent_workers={here}",
         "later epochs would get other random numbers: use persistent_workers={there}",
+    ),
+    (
+        "worker_method",
+        "the state is of worker_method={there!r}, and this loader has worker_method={here!r}",
+        "their workers do not have the same random states: use worker_method={there!r}",
     ),
     (
         "start_method",
@@ -422,9 +440,9 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             "still busy with an epoch that had been left early; take the state before the loader "
             "is closed"
         )
-    if theirs.get("seeding") == "sample" and checkpoint is not None and mine["kind"] != "iterable":
+    if _by_sample(theirs.get("seeding")) and checkpoint is not None and mine["kind"] != "iterable":
         # A sample's random numbers depend on nothing of the workers.
-        spread = {"num_workers", "start_method", "persistent_workers"} & differences.keys()
+        spread = _OF_WORKERS & differences.keys()
         for name in spread:
             del differences[name]
         if spread:
@@ -434,7 +452,7 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             checkpoint = replace(checkpoint, workers=anew, turn=turn)
     if checkpoint is None or (checkpoint.finished and not loader.persistent_workers):
         # Nothing of the workers is continued: only who draws what in the next epochs matters.
-        for name in ("num_workers", "batch_size", "start_method", "drop_last"):
+        for name in _OF_WORKERS - {"persistent_workers"} | {"batch_size", "drop_last"}:
             differences.pop(name, None)
     if differences and strict:
         many = "\n".join(f"- {words}" for words in differences.values())
@@ -455,9 +473,10 @@ def _start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
     if which == "now":
         default = []
     default += [None] * (3 - len(default))
+    before = from_plain(sampler.get("before_epoch"))
     if which == "now":
-        return SamplerStart(own, tuple(default))
-    return SamplerStart(own, tuple(default), sampler["epoch"], bool(sampler["before_seed"]))
+        return SamplerStart(own, tuple(default), state=before)
+    return SamplerStart(own, tuple(default), sampler["epoch"], bool(sampler["before_seed"]), before)
 
 
 def _checkpoint(state: Mapping[str, Any], finished: bool, now: SamplerStart) -> Checkpoint | None:
@@ -567,7 +586,7 @@ def _nearest(
         if not iterable and type(loader._index_sampler) is BatchSampler:
             made = replace(made, samples=samples)
         made = replace(made, done=done, first_missing=done, had_later=(), workers=())
-    if "num_workers" in why or not made.workers or "kind" in why:
+    if {"num_workers", "worker_method", "kind"} & why.keys() or not made.workers:
         made = replace(made, workers=_anew(done, max(1, loader.num_workers), iterable))
         made = replace(made, turn=done % max(1, loader.num_workers))
     if made.sampler_state is not None and "samplers" in why:
@@ -603,6 +622,7 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     there = runtime.of(loader)
     loaded, bookmark = there.loaded, Bookmark()
     if loaded is None:
+        bookmark.waiting = None if there.bookmark is None else there.bookmark.waiting
         yield bookmark, None
         there.bookmark = bookmark
         return
@@ -612,7 +632,7 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
         keeps = default_generators_kept
         _tell_of_generators(loader, loaded)
     elif loaded.generators is not None:
-        loaded.generators.restore(loader, default=False)
+        loaded.generators.restore(loader, default=False, between_epochs=True)
     try:
         with keeps():
             yield bookmark, checkpoint
@@ -635,7 +655,7 @@ def _restore_generators(loader: Any, loaded: Loaded, bookmark: Bookmark) -> None
     if before is None or before.finished or now is None or loaded.generators is None:
         return
     if before.begun is None or before.drawn == now.drawn:
-        loaded.generators.restore(loader, default=False)
+        loaded.generators.restore(loader, default=False, between_epochs=False)
 
 
 def _tell_of_generators(loader: Any, loaded: Loaded) -> None:

@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, SequentialSampler
 
 from holdfast import DataLoader, StateError
-from tests.resume.plans import EagerShuffle, Remembers, Resumable, Sometimes
+from tests.resume.plans import EagerShuffle, Remembers, Resumable, Sometimes, Wandering
 from tests.support.datasets import Numbers, Revealing, Stream
 
 Values = list[list[int]]
+PLAIN = (str, int, float, bool, type(None))
 
 
 def values(batches: Any) -> Values:
@@ -429,6 +430,82 @@ def test_a_sampler_that_gives_other_indices_is_noticed() -> None:
     loader.load_state_dict(state_of(make, 3))
     with pytest.raises(StateError, match="the sampler does not give the indices again"):
         iter(loader)
+
+
+def test_a_sampler_that_shares_its_generator_with_samples_is_noticed() -> None:
+    """Without workers both draw from the program's, in turns. A sampler that is asked again without loading samples in
+    between cannot get to the same place."""
+
+    def make() -> Any:
+        return DataLoader(Revealing(23), batch_size=3, sampler=Wandering(23))
+
+    loader = make()
+    loader.load_state_dict(state_of(make, 3))
+    with pytest.raises(StateError, match="the sampler does not give the indices again"):
+        iter(loader)
+
+
+def test_a_state_at_the_start_of_a_later_epoch_waits_for_workers_that_are_behind() -> None:
+    """They are busy with an epoch that was left early."""
+
+    class Slow(Revealing):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.03)
+            return super().__getitem__(index)
+
+    def make(kind: Any = DataLoader) -> Any:
+        torch.manual_seed(5)
+        return kind(Slow(12), num_workers=2, persistent_workers=True)
+
+    def seen(loader: Any) -> list[Any]:
+        return [(batch["index"].tolist(), batch["random"].tolist()) for batch in loader]
+
+    expected = make(torch.utils.data.DataLoader)
+    next(iter(expected))
+    rest = seen(expected)
+    expected._iterator = None  # which ends its workers
+    with make() as loader:
+        next(iter(loader))
+        iterator = iter(loader)
+        state = loader.state_dict()
+        del iterator
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert seen(loader) == rest
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [("thread", "multiprocessing"), ("multiprocessing", "thread")],
+)
+def test_a_state_of_other_workers_is_refused_or_gone_on_from_without_their_random_states(
+    there: str, here: str
+) -> None:
+    state = state_of(lambda: numbers(num_workers=2, worker_method=there))
+    loader = numbers(num_workers=2, worker_method=here)
+    with pytest.raises(StateError, match=f"worker_method='{there}', and this loader has worker"):
+        loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="resumed, but not exactly"):
+        loader.load_state_dict(state, strict=False)
+    assert values(loader) == WHOLE[2:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_has_plain_types_only(workers: int) -> None:
+    """``torch.load(..., weights_only=True)`` takes it, and no class of ours is in it."""
+
+    def plain(one: Any) -> bool:
+        if type(one) is dict:
+            return all(type(key) is str and plain(value) for key, value in one.items())
+        return all(map(plain, one)) if type(one) is list else type(one) in PLAIN
+
+    for seeding in ("worker", "sample", ("sample", 3)):
+        loader = numbers(num_workers=workers, shuffle=True, seeding=seeding)
+        next(iter(loader))
+        state = loader.state_dict()
+        assert plain(state), state
+        again = numbers(num_workers=workers, shuffle=True, seeding=seeding)
+        again.load_state_dict(json.loads(json.dumps(state)))
 
 
 def test_the_epoch_of_a_sampler_is_set_and_said(caplog: pytest.LogCaptureFixture) -> None:

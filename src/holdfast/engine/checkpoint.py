@@ -150,6 +150,9 @@ class Bookmark:
     def __init__(self) -> None:
         self.last: Checkpoint | None = None
         self.now: weakref.WeakMethod[Callable[[], Checkpoint]] | None = None
+        self.waiting: bytes | None = None
+        """Without workers: states of the dataset's own generators that the next epoch begins with,
+        because it has not made these generators yet."""
 
     def checkpoint(self) -> Checkpoint | None:
         """Where the iterator is, or was; None if it never began."""

@@ -35,6 +35,7 @@ from holdfast.engine.sampler_draws import (
     SamplerDraws,
     SamplerStart,
     begin_sampler_again,
+    default_generators_kept,
     draw_seed,
     first_missing_of,
 )
@@ -96,7 +97,14 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         resumed: Checkpoint | None = None,
     ) -> None:
         """`resumed`: where another run has left this epoch, or ended the one before it."""
-        BaseDataLoaderIter.__init__(self, loader)
+        if resumed is not None and resumed.finished and loader.persistent_workers:
+            # Its workers were seeded, and their iterator made, before the epochs that are over.
+            with default_generators_kept():
+                BaseDataLoaderIter.__init__(self, loader)
+            if resumed.now is not None:
+                resumed.now.restore(loader, default=False, between_epochs=True)
+        else:
+            BaseDataLoaderIter.__init__(self, loader)
         self._epochs = epochs
         if resumed is not None:
             epochs.next = resumed.epoch + resumed.finished

@@ -134,6 +134,7 @@ class Pool:
         self._announced: deque[bytes] = deque()  # not told to the machine yet
         self._wanted_ends: deque[tuple[int, int]] = deque()  # workers and their generations
         self._wanted_checkpoints: deque[Future[Checkpoint]] = deque()
+        self._settle_by = 0.0  # when they are given at the latest
         self._base_seed = base_seed
         self._bookmark = bookmark
         self._users_sampler = users_sampler
@@ -427,6 +428,7 @@ class Pool:
         """
         self.check_owner()
         wanted: Future[Checkpoint] = Future()
+        self._settle_by = self.driver.clock() + SETTLE_WITHIN
         self._wanted_checkpoints.append(wanted)
         while not wanted.done():
             if self.lock.acquire(timeout=TURN):
@@ -443,9 +445,8 @@ class Pool:
     def _await_epoch(self) -> None:
         """Wait until all workers are in the epoch that the consumer is in: before that it is not
         known with which random state they begin it."""
-        deadline = self.driver.clock() + SETTLE_WITHIN
         while self.background.stage is OPEN and self._is_unsettled():
-            if self.driver.clock() > deadline or self.machine.failure is not None:
+            if self.driver.clock() > self._settle_by or self.machine.failure is not None:
                 return
             with self._undivided():
                 self._pump(TURN)
@@ -583,7 +584,10 @@ class Pool:
             self.driver.release()
         if self._wanted_ends:
             self._end_wanted()
-        if self._wanted_checkpoints:
+        # Not while `_await_epoch` is waiting for what they have to say.
+        if self._wanted_checkpoints and (
+            not self._is_unsettled() or self.driver.clock() > self._settle_by
+        ):
             self._give_checkpoints()
         self.supervisor.run_upkeep()
         return heard

@@ -126,19 +126,25 @@ class SamplerStart:
     before_seed: bool = False
     """Whether the seed of the workers was drawn after this. Without workers torch starts the
     sampler once, before it draws that seed; with workers it starts it again after that."""
+    state: Any = None  # what the sampler's own state_dict() gave, before ``iter(sampler)``
 
     @classmethod
     def of(cls, loader: Any, *, before_seed: bool = False) -> SamplerStart:
         told = epoch_of(loader)
+        stateful = _with_state(loader._index_sampler)
         return cls(
             {path: (state.kind, state.read()) for path, state in _own_generators(loader)},
             tuple(None if state is None else state.read() for state in _default_generators(loader)),
             None if told is None else told[1],
             before_seed,
+            None if stateful is None else copy.deepcopy(stateful.state_dict()),
         )
 
-    def restore(self, loader: Any, *, default: bool) -> None:
-        """Bring the generators of another loader, or of the same later, to this state."""
+    def restore(self, loader: Any, *, default: bool, between_epochs: bool) -> None:
+        """Bring the generators of another loader, or of the same later, to this state; and the
+        sampler, if an epoch begins."""
+        if between_epochs:
+            _end_epoch_before(_with_state(loader._index_sampler), self.state)
         for path, state in _own_generators(loader):
             kind, raw = self.own.get(path, ("", b""))
             if kind == state.kind:
@@ -147,6 +153,12 @@ class SamplerStart:
             for one, kept in zip(global_states(), self.default, strict=True):
                 if kept is not None:
                     one.write(kept)
+
+
+def _with_state(index_sampler: Any) -> Any:
+    """The sampler that has a state of its own; None if none has."""
+    parts = (index_sampler, getattr(index_sampler, "sampler", None))
+    return next((part for part in parts if has_state(part)), None)
 
 
 class SamplerDiffers(Exception):
@@ -205,7 +217,8 @@ class SamplerDraws:
         index, last, begin = None, 0, 0
         if resumed.shuffled is not None:
             self._shuffle_as(iterator, resumed.shuffled)
-        # Before its first draw a sampler that is a generator has not begun: its state says nothing.
+        # Before its first draw a sampler that is a generator has not begun: its state is that of the
+        # epoch before (`begin_sampler_again`).
         if resumed.sampler_state is not None and self.stateful and resumed.first_missing:
             self.states.clear()
             self.count = begin = resumed.first_missing
@@ -252,9 +265,8 @@ class SamplerDraws:
 
     def watch(self, iterator: Any) -> None:
         """If the sampler of this iterator has a state, ask for it after every draw from now on."""
-        index_sampler = iterator._index_sampler
-        parts = (iterator._sampler_iter, index_sampler, getattr(index_sampler, "sampler", None))
-        stateful = next((part for part in parts if has_state(part)), None)
+        begun = iterator._sampler_iter
+        stateful = begun if has_state(begun) else _with_state(iterator._index_sampler)
         self.stateful = stateful is not None
         if stateful is None:
             iterator.__dict__.pop("_next_index", None)
@@ -293,14 +305,14 @@ def first_missing_of(pool: weakref.ref[Any]) -> Callable[[], int]:
 
 
 def begin_sampler_again(loader: Any, resumed: Checkpoint) -> None:
-    """Before the sampler of a loader is started: bring its generators to where they were when
-    another run started it, or, if that had ended its epoch, to where they were then."""
+    """Before the sampler of a loader is started: bring it to where it was when another run started
+    it in the epoch that it was in."""
     begun = resumed.begun
-    if begun is None:
+    if begun is None or resumed.finished:
         return
-    begun.restore(loader, default=not resumed.finished)
+    begun.restore(loader, default=True, between_epochs=not resumed.first_missing)
     told = epoch_of(loader)
-    if not resumed.finished and told is not None and begun.epoch not in (None, told[1]):
+    if told is not None and begun.epoch not in (None, told[1]):
         log.warning(
             "resumed: %s was at epoch %d, and the state is of epoch %d: that is set",
             type(told[0]).__qualname__,
@@ -310,6 +322,22 @@ def begin_sampler_again(loader: Any, resumed: Checkpoint) -> None:
         told[0].set_epoch(begun.epoch)
 
 
+def _end_epoch_before(sampler: Any, state: Any) -> None:
+    """Bring a sampler with a state to the end of the epoch before the one that is to begin.
+
+    What is loaded is where ``iter(sampler)`` goes on, once. So it is begun here and asked for an
+    index: there is none at the end of an epoch. The next ``iter(sampler)`` begins a new one, as it
+    did in the run of the state."""
+    if sampler is None or state is None:
+        return
+    with contextlib.suppress(Exception):  # an equality that is none
+        if bool(sampler.state_dict() == state):
+            return  # nothing of it was drawn before
+    with default_generators_kept():
+        sampler.load_state_dict(copy.deepcopy(state))
+        next(iter(sampler), None)
+
+
 def draw_seed(loader: Any) -> None:
     """Draw what torch draws for the seed of the workers."""
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -317,12 +345,9 @@ def draw_seed(loader: Any) -> None:
 
 def load_sampler_state(iterator: Any, state: Any) -> None:
     """Bring the sampler of an iterator to a state that it, or another of its kind, gave."""
-    index_sampler = iterator._index_sampler
-    state = copy.deepcopy(state)
-    parts: tuple[Any, ...] = (index_sampler, getattr(index_sampler, "sampler", None))
-    for part in parts:
-        if has_state(part) and not has_state(iterator._sampler_iter):
-            part.load_state_dict(state)
-            iterator._sampler_iter = iter(index_sampler)
-            return
-    iterator._sampler_iter.load_state_dict(state)
+    state, part = copy.deepcopy(state), _with_state(iterator._index_sampler)
+    if part is None or has_state(iterator._sampler_iter):
+        iterator._sampler_iter.load_state_dict(state)
+    else:
+        part.load_state_dict(state)
+        iterator._sampler_iter = iter(iterator._index_sampler)

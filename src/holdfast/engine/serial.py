@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import sys
 import weakref
 from collections import deque
@@ -16,7 +17,12 @@ from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.engine.checkpoint import Bookmark, Checkpoint, WorkerCheckpoint
 from holdfast.engine.epoch import EpochCounter
 from holdfast.engine.events import SeatPosition
-from holdfast.engine.sampler_draws import SamplerDraws, SamplerStart, begin_sampler_again
+from holdfast.engine.sampler_draws import (
+    SamplerDraws,
+    SamplerStart,
+    begin_sampler_again,
+    default_generators_kept,
+)
 from holdfast.engine.serial_stream import SerialStream
 from holdfast.engine.stats import Stats
 from holdfast.errors import StreamLost, TooManyBadSamples, WorkerError
@@ -38,6 +44,7 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
+from holdfast.worker.stream_resumption import draw_and_drop
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -84,6 +91,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if not iterable:
             start = SamplerStart.of(loader, before_seed=True)
             self._draws = SamplerDraws(start, oldest=_number_of(weakref.ref(self)))
+        if resumed is not None and resumed.finished and iterable:
+            _leave_as_before(loader, resumed)
         self._of_torch = self._seeds is None and not (iterable and continues)
         if self._of_torch:
             super().__init__(loader)
@@ -116,10 +125,13 @@ class SerialIterator(SingleProcessDataLoaderIter):
             self._stream = SerialStream(self)
         roots = functools.partial(_roots_of, self._dataset, self._collate_fn)
         self._randomness = Randomness(roots)  # of a map-style dataset
-        if resumed is not None and continues and not iterable:
+        if resumed is not None and not iterable:
             self._restore_dataset(resumed)
         self._bookmark = bookmark
         if bookmark is not None:
+            if bookmark.waiting is not None and resumed is None:
+                self._randomness.own.restore(bookmark.waiting)
+            bookmark.waiting = None
             bookmark.now = weakref.WeakMethod(self.checkpoint)
         stats.epochs += 1
 
@@ -250,7 +262,9 @@ class SerialIterator(SingleProcessDataLoaderIter):
         except StopIteration:
             self._ended = True
             if self._bookmark is not None:
-                self._bookmark.last = self.checkpoint()
+                self._bookmark.last = last = self.checkpoint()
+                if self._randomness.own.waiting:  # no batch was left to make these generators
+                    self._bookmark.waiting = last.workers[0].random_state
             raise
 
     def _next_plain(self) -> Any:
@@ -367,6 +381,23 @@ def _roots_of(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     """What may have random generators of its own."""
     yield "dataset", dataset
     yield "collate_fn", collate_fn
+
+
+def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:
+    """Before an epoch: bring an iterable dataset, which is this process's own, to where the epoch
+    before has left it. As in a worker (`StreamResumption`), it is begun once where that ended."""
+    if not resumed.workers:
+        return
+    dataset, before = loader.dataset, resumed.workers[0]
+    point = None if before.stream is None else before.stream.point
+    state = None if point is None or point.state is None else pickle.loads(point.state)["dataset"]
+    if state is not None and has_state(dataset):
+        with default_generators_kept():
+            dataset.load_state_dict(state)
+            draw_and_drop(lambda: iter(dataset))
+    if before.random_state is not None:
+        own = Randomness(functools.partial(_roots_of, dataset, loader.collate_fn)).own
+        own.restore(before.random_state)
 
 
 def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:
