@@ -28,6 +28,7 @@ from holdfast.engine.sampler_draws import (
     SamplerDiffers,
     SamplerStart,
     default_generators_kept,
+    epoch_of,
     samplers_of,
 )
 from holdfast.errors import StateError
@@ -646,6 +647,9 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
             f"load_state_dict(), which are used then. Or: {_START_ANEW}"
         ) from None
     there.bookmark, there.loaded = bookmark, None
+    told = epoch_of(loader)
+    if told is not None:
+        there.epochs.sampler = told[1]  # perhaps from the state
 
 
 def _restore_generators(loader: Any, loaded: Loaded, bookmark: Bookmark) -> None:

@@ -20,15 +20,17 @@ AS_ACCELERATE_DOES = """
 from torch.utils.data import DataLoader, IterableDataset
 
 class DataLoaderAdapter:
-    def __init__(self, dataset, **kwargs):
-        self.base_dataloader = DataLoader(dataset, **kwargs)
+    def __init__(self, dataset, use_stateful_dataloader=False, **kwargs):
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self.base_dataloader = "torchdata's" if use_stateful_dataloader else DataLoader(dataset, **kwargs)
 
-def prepare_data_loader(dataloader, shard=None):
+def prepare_data_loader(dataloader, shard=None, stateful=False):
     if isinstance(dataloader.dataset, IterableDataset):  # another dataset: only the caller knows whose it was
         dataset = shard or dataloader.dataset
         return DataLoaderAdapter(dataset, batch_size=dataloader.batch_size, prefetch_factor=dataloader.prefetch_factor,
                                  num_workers=dataloader.num_workers)
-    return DataLoaderAdapter(dataloader.dataset, batch_sampler=dataloader.batch_sampler, num_workers=dataloader.num_workers)
+    return DataLoaderAdapter(dataloader.dataset, use_stateful_dataloader=stateful,
+                             batch_sampler=dataloader.batch_sampler, num_workers=dataloader.num_workers)
 
 def skip_first_batches(dataloader, num_batches=0):
     inner = getattr(dataloader, "base_dataloader", dataloader)
@@ -41,7 +43,7 @@ class Accelerator:
 
     def prepare(self, loader):
         assert not getattr(loader, "_is_accelerate_prepared", False)
-        return prepare_data_loader(loader)
+        return prepare_data_loader(loader, stateful=self.use_stateful_dataloader)
 """
 
 
@@ -114,17 +116,19 @@ def test_loaders_of_others_stay_what_they_are(accelerate: Any) -> None:
     assert type(pickle.loads(pickle.dumps(made))) is torch.utils.data.DataLoader
 
 
-def test_the_option_under_which_it_is_lost_is_said_once(
+def test_a_stateful_one_is_ours_and_theirs_stays_torchdatas(
     accelerate: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     accelerate.Accelerator.use_stateful_dataloader = True
-    for name in ("train", "val"):
-        accelerate.Accelerator().prepare(holdfast.DataLoader(Numbers(4), name=name))
-    (record,) = caplog.records
-    assert record.getMessage().startswith(
-        "[train] Accelerate replaces this holdfast loader by torchdata's StatefulDataLoader"
+    prepared = accelerate.Accelerator().prepare(holdfast.DataLoader(Numbers(4), name="train"))
+    assert (type(prepared.base_dataloader), prepared.base_dataloader.name) == (
+        holdfast.DataLoader,
+        "train",
     )
-    assert "DataLoaderConfiguration(use_stateful_dataloader=False)" in record.getMessage()
+    assert prepared.use_stateful_dataloader  # Accelerate saves its state
+    theirs = accelerate.Accelerator().prepare(torch.utils.data.DataLoader(Numbers(4)))
+    assert theirs.base_dataloader == "torchdata's"
+    assert not caplog.records
 
 
 def test_an_accelerate_in_which_it_cannot_be_kept_is_said(

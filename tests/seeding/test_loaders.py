@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DistributedSampler, get_worker_info
 
 from holdfast import DataLoader
 from tests.seeding.datasets import (
@@ -296,3 +297,64 @@ def test_no_random_states_are_kept() -> None:
     seeds.for_element()
     randomness.restore(saved)
     assert seeds.position == before
+
+
+# -- the number of the epoch, and resuming ----------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_of_the_sampler_numbers_the_epochs_too(workers: int) -> None:
+    """As frameworks call it. Where it is not called, epochs are counted on from there."""
+    expected = batches(Draws(8), epochs=6, num_workers=workers)
+    torch.manual_seed(7)
+    sampler: Any = DistributedSampler(Draws(8), 1, 0, shuffle=False)
+    loader: Any = DataLoader(
+        Draws(8),
+        batch_size=3,
+        collate_fn=as_is,
+        seeding="sample",
+        num_workers=workers,
+        sampler=sampler,
+    )
+    with loader:
+        assert list(loader) == expected[0]
+        sampler.set_epoch(3)
+        assert list(loader) == expected[3]
+        assert list(loader) == expected[4]
+        sampler.set_epoch(5)
+        assert list(loader) == expected[5]
+        sampler.set_epoch(0)
+        assert list(loader) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "persistent"), [(2, 0, False), (0, 3, False), (3, 1, True)]
+)
+def test_another_number_of_workers_goes_on_exactly(there: int, here: int, persistent: bool) -> None:
+    """In the middle of the second epoch: the rest of it, and the epochs after it."""
+
+    def make(workers: int) -> Any:
+        torch.manual_seed(7)
+        return DataLoader(
+            Draws(20),
+            batch_size=3,
+            shuffle=True,
+            collate_fn=as_is,
+            seeding="sample",
+            num_workers=workers,
+            persistent_workers=persistent and workers > 0,
+            generator=torch.Generator().manual_seed(2),
+        )
+
+    with make(there) as loader:
+        expected = [list(loader) for _ in range(3)]
+    with make(there) as loader:
+        first = list(loader)
+        iterator = iter(loader)
+        second = [next(iterator) for _ in range(3)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        del iterator
+    with make(here) as loader:
+        loader.load_state_dict(state)
+        second += list(loader)
+        assert [first, second, list(loader)] == expected

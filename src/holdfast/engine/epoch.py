@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.engine import events as ev
-from holdfast.engine.sampler_draws import SamplerDraws
+from holdfast.engine.sampler_draws import SamplerDraws, epoch_of
 from holdfast.options import Settings
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Account
@@ -53,13 +53,18 @@ Taken = ev.Delivery | ev.GaveUp | StartRefused | ev.End
 
 @dataclass(slots=True)
 class EpochCounter:
-    """Which epoch of a loader it is: each `iter` is the next one, unless `set_epoch` says so."""
+    """Which epoch of a loader it is: each `iter` is the next one, unless the loader's `set_epoch`,
+    or that of its sampler, was called since."""
 
     next: int = 0
+    sampler: int = 0  # the epoch of the sampler when the last one began
     told_midway: bool = False  # workers were told something while they were running
 
     def begin(self, loader: Any, options: Settings, shared: int | None = None) -> EpochSeeds:
         """The seeds of the epoch that begins."""
+        told = None if options.seeding == "worker" else epoch_of(loader)
+        if told is not None and told[1] != self.sampler:
+            self.next = self.sampler = told[1]
         epoch, self.next = self.next, self.next + 1
         if options.seeding == "worker":
             return EpochSeeds(shared)

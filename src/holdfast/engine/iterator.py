@@ -270,8 +270,8 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
     def _begin_epoch(
         self, loader: Any, options: Settings, resumed: Checkpoint | None
     ) -> EpochSeeds:
-        self._epoch_number = self._epochs.next
         seeds = self._epochs.begin(loader, options, self._shared_seed)
+        self._epoch_number = self._epochs.next - 1
         if resumed is None or resumed.finished:
             return seeds
         return EpochSeeds(resumed.shared_seed, resumed.sample_seed)

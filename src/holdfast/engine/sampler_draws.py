@@ -217,8 +217,8 @@ class SamplerDraws:
         index, last, begin = None, 0, 0
         if resumed.shuffled is not None:
             self._shuffle_as(iterator, resumed.shuffled)
-        # Before its first draw a sampler that is a generator has not begun: its state is that of the
-        # epoch before (`begin_sampler_again`).
+        # Before its first draw a sampler that is a generator has not begun: its state is that of
+        # the epoch before (`begin_sampler_again`).
         if resumed.sampler_state is not None and self.stateful and resumed.first_missing:
             self.states.clear()
             self.count = begin = resumed.first_missing

@@ -78,8 +78,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
         continues = resumed is not None and not resumed.finished
         if resumed is not None:
             epochs.next = resumed.epoch + resumed.finished
-        self._epoch = epochs.next
         seeds = epochs.begin(loader, options).samples
+        self._epoch = epochs.next - 1
         if resumed is not None and continues:
             seeds = resumed.sample_seed
         self._sample_seed = seeds

@@ -10,12 +10,14 @@ one of ours, the new one is ours too; otherwise it is what it would have been.
 That is done when a loader of ours is made, if Accelerate is imported by then, and when Accelerate
 asks one whether it ``_is_accelerate_prepared``, which is the first thing that it does with it.
 
-Not covered: ``use_stateful_dataloader=True``, with which Accelerate makes a loader of torchdata's
-that has an iterator of its own. That is said, once.
+With ``use_stateful_dataloader=True`` Accelerate makes a loader of torchdata's instead. One of ours
+has the same methods. So it is made as without that option, and then marked as stateful, by which
+``save_state`` and ``load_state`` know that it has a state (`_keep_stateful`).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from types import FrameType
@@ -32,7 +34,7 @@ __all__ = ["AskedByAccelerate", "LoaderOfAccelerate", "keep_class"]
 log = logging.getLogger("holdfast")
 
 _MODULE = "accelerate.data_loader"
-_said: set[str] = set()
+_said: list[bool] = []
 
 
 class _CalledByAccelerate(type):
@@ -63,20 +65,8 @@ class AskedByAccelerate:
     def __get__(self, loader: Any, kind: type) -> bool:
         asks = sys._getframe(1)
         if loader is not None and _top_package(asks) == "accelerate":
-            asked = asks.f_locals.get("self")  # an Accelerator
-            if getattr(asked, "use_stateful_dataloader", False) is True:
-                _say_it_is_lost(
-                    loader,
-                    "torchdata's StatefulDataLoader",
-                    "DataLoaderConfiguration(use_stateful_dataloader=False), the default, keeps it",
-                )
-            elif not keep_class():
-                _say_it_is_lost(
-                    loader,
-                    "torch's own",
-                    "holdfast.install() at the beginning of the program gives that one the engine "
-                    "too, with the options that install() is given",
-                )
+            if not keep_class():
+                _say_it_is_lost(loader)
         return False
 
 
@@ -92,12 +82,31 @@ def keep_class() -> bool:
     if there is not LoaderOfAccelerate:
         LoaderOfAccelerate.torchs = there
         module.DataLoader = LoaderOfAccelerate  # type: ignore[attr-defined]
+    _keep_stateful(getattr(module, "DataLoaderAdapter", None))
     return True
+
+
+def _keep_stateful(adapter: Any) -> None:
+    """Let Accelerate's adapters make a loader of ours also where they would make torchdata's."""
+    torchdatas = getattr(adapter, "__init__", None)
+    if torchdatas is None or hasattr(torchdatas, "__wrapped__"):
+        return
+
+    @functools.wraps(torchdatas)
+    def init(
+        self: Any, dataset: Any, use_stateful_dataloader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        ours = use_stateful_dataloader and _replaced(sys._getframe(1)) is not None
+        torchdatas(self, dataset, use_stateful_dataloader and not ours, *args, **kwargs)
+        if ours:
+            self.use_stateful_dataloader = True
+
+    adapter.__init__ = init
 
 
 def _replaced(frame: FrameType | None) -> Any:
     """The loader of ours that Accelerate is making another of; None if it is not one of ours."""
-    while frame is not None and frame.f_globals.get("__name__") == _MODULE:
+    while frame is not None and frame.f_globals.get("__name__") in (_MODULE, __name__):
         # prepare_data_loader(loader, ...) and skip_first_batches(loader, ...)
         given = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
         inner = getattr(given, "__dict__", {}).get("base_dataloader", given)
@@ -111,15 +120,15 @@ def _top_package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _say_it_is_lost(loader: Any, by: str, prevented_by: str) -> None:
-    if option_sources.is_installed() or by in _said:
+def _say_it_is_lost(loader: Any) -> None:
+    if option_sources.is_installed() or _said:
         return  # with `install` the new loader says it itself, if it is so
-    _said.add(by)
+    _said.append(True)
     rank = find_rank()
     log.warning(
-        "%sAccelerate replaces this holdfast loader by %s: workers are not replaced when they die "
-        "or hang, and options such as on_bad_sample have no effect. %s",
+        "%sAccelerate replaces this holdfast loader by torch's own: workers are not replaced when "
+        "they die or hang, and options such as on_bad_sample have no effect. holdfast.install() at "
+        "the beginning of the program gives that one the engine too, with the options that "
+        "install() is given",
         LoaderIdentity(loader.name or name_of(loader.dataset), rank.told).prefix,
-        by,
-        prevented_by,
     )
