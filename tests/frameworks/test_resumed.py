@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-for package in ("lightning", "accelerate", "transformers"):
-    pytest.importorskip(package)
-
-from tests.frameworks.resumed.trainings import TRAININGS
+from tests.frameworks.resumed.parts import TRAININGS
 from tests.frameworks.trainings import ways
 
+for package in ("lightning", "accelerate", "transformers"):
+    pytest.importorskip(package)
 pytestmark = [pytest.mark.frameworks, pytest.mark.faults, pytest.mark.timeout(540)]
 
 
@@ -30,13 +29,13 @@ def results(folder: Path, part: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [(name, way) for name, (_, _, many) in TRAININGS.items() for way in many]
+    ("name", "way"), [(name, way) for name, (_, many) in TRAININGS.items() for way in many]
 )
 def test_weights_are_those_of_a_run_without_a_break(
     name: str, way: str, trained: tuple[Path, str]
 ) -> None:
     folder, said = trained
-    ranks = TRAININGS[name][1]
+    ranks = TRAININGS[name][0]
     whole = results(folder / f"{name}-whole", "whole")
     assert len(whole) == ranks, said
     assert results(folder / f"{name}-{way}", "first") == [("killed", 1)] * ranks, said

@@ -64,9 +64,8 @@ class AskedByAccelerate:
 
     def __get__(self, loader: Any, kind: type) -> bool:
         asks = sys._getframe(1)
-        if loader is not None and _top_package(asks) == "accelerate":
-            if not keep_class():
-                _say_it_is_lost(loader)
+        if loader is not None and _top_package(asks) == "accelerate" and not keep_class():
+            _say_it_is_lost(loader)
         return False
 
 

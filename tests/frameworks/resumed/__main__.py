@@ -12,16 +12,15 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import holdfast
-from tests.frameworks.resumed.parts import Part
-from tests.frameworks.resumed.trainings import SEEDED_BY_SAMPLE, TRAININGS
+from tests.frameworks.resumed import trainings
+from tests.frameworks.resumed.parts import SEEDED_BY_SAMPLE, TRAININGS, Part
 
 
-def run(function: Any, part: Part) -> int:
+def run(name: str, part: Part) -> int:
     """Fork a process that runs it; its pid."""
     pid = os.fork()
     if pid:
@@ -31,11 +30,10 @@ def run(function: Any, part: Part) -> int:
         signal.alarm(100)
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
-        seeding: Any = "sample" if function in SEEDED_BY_SAMPLE else "worker"
-        os.environ["HOLDFAST_SEEDING"] = seeding
+        os.environ["HOLDFAST_SEEDING"] = "sample" if name in SEEDED_BY_SAMPLE else "worker"
         if part.way == "install":
             holdfast.install()
-        function(part)
+        getattr(trainings, name)(part)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -49,13 +47,13 @@ def ended(pids: list[int], killed: bool) -> None:
     for pid in pids:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status != (-signal.SIGKILL if killed else 0):
-            print(f"process {pid} ended with {status}", file=sys.stderr)  # noqa: T201
+            print(f"process {pid} ended with {status}", file=sys.stderr)
 
 
 def main() -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2:] or TRAININGS
     for name in names:
-        function, ranks, ways = TRAININGS[name]
+        ranks, ways = TRAININGS[name]
         os.environ["WORLD_SIZE"] = str(ranks)
         for way in ("whole", *ways):
             place = folder / f"{name}-{way}"
@@ -64,9 +62,9 @@ def main() -> None:
                 # The whole one has torch's loader, or, where samples are seeded, ours undisturbed.
                 used = way
                 if way == "whole":
-                    used = "import" if function in SEEDED_BY_SAMPLE else "torch"
+                    used = "import" if name in SEEDED_BY_SAMPLE else "torch"
                 parts = [Part(which, used, place, rank) for rank in range(ranks)]
-                ended([run(function, part) for part in parts], killed=which == "first")
+                ended([run(name, part) for part in parts], killed=which == "first")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,16 @@ BATCH = 4
 EPOCHS = 2
 BREAK = 8
 """Steps, of six in each epoch: the program ends in the middle of the second."""
+TRAININGS = {
+    "lightning_trainer": (1, ("import",)),
+    "accelerate_stateful": (1, ("import",)),
+    "accelerate_skip": (1, ("import", "install")),
+    "transformers_trainer": (1, ("import", "install")),
+    "two_ranks": (2, ("import", "install")),
+}
+"""By the name of the function: how many ranks there are, and the ways to use holdfast in it."""
+SEEDED_BY_SAMPLE = ("accelerate_skip", "transformers_trainer")
+"""Nothing of their loaders is saved, so the random states of workers would be lost."""
 
 
 class Samples(Dataset[Any]):

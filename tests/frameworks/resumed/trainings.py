@@ -223,16 +223,3 @@ def two_ranks(part: Part) -> None:
     assert step == 12
     part.end(network)
     distributed.destroy_process_group()
-
-
-SEEDED_BY_SAMPLE = (accelerate_skip, transformers_trainer)
-"""Nothing of their loaders is saved, so the random states of workers would be lost."""
-
-TRAININGS = {
-    "lightning": (lightning_trainer, 1, ("import",)),
-    "accelerate-stateful": (accelerate_stateful, 1, ("import",)),
-    "accelerate-skip": (accelerate_skip, 1, ("import", "install")),
-    "transformers": (transformers_trainer, 1, ("import", "install")),
-    "two-ranks": (two_ranks, 2, ("import", "install")),
-}
-"""The function, how many ranks there are, and the ways to use holdfast in it."""
