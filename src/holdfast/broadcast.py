@@ -6,42 +6,24 @@ started later, and no others. So a change is made in the trainer, at once, and s
 that is running, as one of its items (`engine.flow`): after the batches that were drawn before, and
 before all others. Workers that are started later have it from the trainer's copy; replacements in a
 running pool, which are forked from an older copy, are told again what their predecessor was told.
+What a state of the loader can hold of it is in `told_changes`.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast import runtime
+from holdfast.told_changes import AT_ONCE, SetAttributes, SetEpoch
 from holdfast.worker.pickling import find_unpicklable
 
 __all__ = ["Change", "broadcast", "set_epoch"]
 
 Change = Mapping[str, Any] | Callable[[Any], object]
 """Values of attributes by name, or a function of the dataset."""
-
-
-@dataclass(frozen=True)
-class _SetAttributes:
-    values: dict[str, Any]
-
-    def __call__(self, dataset: Any) -> None:
-        for path, value in self.values.items():
-            *owner, name = path.split(".")
-            setattr(functools.reduce(getattr, owner, dataset), name, value)
-
-
-@dataclass(frozen=True)
-class _SetEpoch:
-    epoch: int
-
-    def __call__(self, dataset: Any) -> None:
-        dataset.set_epoch(self.epoch)
 
 
 def broadcast(loader: Any, change: Change) -> None:
@@ -53,7 +35,7 @@ def broadcast(loader: Any, change: Change) -> None:
         for name in change:
             if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
                 raise ValueError(f"broadcast(): {name!r} is not the name of an attribute; {right}")
-        change = _SetAttributes(dict(change))
+        change = SetAttributes(dict(change))
     elif not callable(change):
         raise TypeError(f"broadcast({change!r}): {right}")
     _tell(loader, change, "broadcast()")
@@ -72,7 +54,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
             told.append(part)
             part.set_epoch(epoch)
     if callable(getattr(loader.dataset, "set_epoch", None)):
-        _tell(loader, _SetEpoch(epoch), "set_epoch()")
+        _tell(loader, SetEpoch(epoch), "set_epoch()")
     runtime.of(loader).epochs.next = epoch
 
 
@@ -84,9 +66,11 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
     pools = [pool for pool in state.pools() if pool.running]
     pickled = _pickled(change, what) if pools else b""
     change(loader.dataset)
+    draw = AT_ONCE
     for pool in pools:
-        pool.announce(pickled)
+        draw = pool.announce(pickled)
         state.epochs.told_midway = True
+    state.told.note(change, state.epochs.next - 1, draw)
 
 
 def _pickled(change: Callable[[Any], object], what: str) -> bytes:
@@ -94,7 +78,7 @@ def _pickled(change: Callable[[Any], object], what: str) -> bytes:
     try:
         return pickle.dumps(change, 5)
     except Exception as error:
-        given = change.values if isinstance(change, _SetAttributes) else change
+        given = change.values if isinstance(change, SetAttributes) else change
         path = find_unpicklable(given, "the argument") or "the argument"
         raise TypeError(
             f"{what} cannot send this to workers that are running: {path} cannot be pickled "

@@ -14,8 +14,8 @@ import multiprocessing
 import pickle
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch.utils.data import BatchSampler, IterableDataset
@@ -34,6 +34,8 @@ from holdfast.engine.sampler_draws import (
 from holdfast.errors import StateError
 from holdfast.loader_identity import rank
 from holdfast.plain_data import from_plain, from_text, to_plain, to_text
+from holdfast.told_changes import ToldChanges
+from holdfast.told_changes import check as check_change
 from holdfast.torchdata_states import from_torchdata, is_torchdatas
 from holdfast.worker.batch_fingerprint import NO_BATCH
 from holdfast.worker.generator_states import global_states
@@ -63,6 +65,8 @@ class Loaded:
     generators: SamplerStart | None
     program: list[int] | None  # checksums of the default generators
     strict: bool
+    told: ToldChanges = field(default_factory=ToldChanges)  # in the run of the state
+    not_held: Sequence[str] = ()  # what was told too
 
 
 # -- the state now --------------------------------------------------------------------------
@@ -93,8 +97,12 @@ def state_dict(loader: Any) -> dict[str, Any]:
         },
         "bad_samples": None if checkpoint is None else checkpoint.account,
     }
-    if there.epochs.told_midway:
-        state["told"] = True
+    within = None if checkpoint is None or checkpoint.finished else checkpoint
+    told = there.told.to_state(
+        None if within is None else within.epoch, 0 if within is None else within.first_missing
+    )
+    if told is not None:
+        state["told"] = told
     if there.engine == "torch":
         state["unknown"] = there.why_torchs
     if checkpoint is not None:
@@ -395,7 +403,9 @@ def load_state_dict(loader: Any, state: Mapping[str, Any], *, strict: bool = Tru
         loaded = _read_torchdatas(loader, state, strict)
     else:
         loaded = _read(loader, state, strict)
-    there.loaded = loaded
+    loaded.told.make(loader.dataset)
+    there.loaded, there.told = loaded, copy.deepcopy(loaded.told)
+    there.epochs.told_midway |= bool(loaded.told)
     if loader.persistent_workers and loader._iterator is not None:
         runtime.close(loader)
 
@@ -423,16 +433,12 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
         now = _start(state["sampler"], "now")
         checkpoint = _checkpoint(state, finished, now)
         program = state["sampler"].get("program")
+        told, names = _read_told(state.get("told"), checkpoint)
     except (KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
         raise StateError(
             f"the state is damaged or incomplete ({type(error).__name__}: {error}); it was "
             "probably cut short when it was written"
         ) from error
-    if state.get("told"):
-        log.warning(
-            "resumed: in the run of this state the dataset was told something with broadcast() or "
-            "set_epoch(). That is not part of the state: tell it again before you iterate"
-        )
     mine = _facts(loader)
     differences = _differences(theirs, mine)
     if checkpoint is not None and checkpoint.unsettled:
@@ -463,7 +469,27 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             warnings.warn(f"holdfast: resumed, but not exactly: {words}", stacklevel=4)
         if checkpoint is not None:
             checkpoint = _nearest(checkpoint, loader, theirs, differences)
-    return Loaded(copy.deepcopy(dict(state)), checkpoint, now, program, strict)
+    for name in {**told.held, **dict.fromkeys(told.due_names())}:
+        try:
+            check_change(loader.dataset, name)
+        except AttributeError as error:
+            raise StateError(
+                f"in the run of this state loader.broadcast() has set {name!r} of the dataset, and "
+                f"this dataset ({type(loader.dataset).__qualname__}) does not have it: {error}"
+            ) from error
+    if checkpoint is not None:
+        checkpoint = replace(checkpoint, due=told.due_changes())
+    return Loaded(copy.deepcopy(dict(state)), checkpoint, now, program, strict, told, names)
+
+
+def _read_told(told: Any, checkpoint: Checkpoint | None) -> tuple[ToldChanges, list[str]]:
+    """What the dataset was told in the run of a state, and the names of what the state does not
+    hold of it."""
+    if told is None:
+        return ToldChanges(), []
+    epoch = None if checkpoint is None or checkpoint.finished else checkpoint.epoch
+    due = [(_number(draw), str(name), plain) for draw, name, plain in told["due"]]
+    return ToldChanges.from_state(told["held"], due, epoch), [*map(str, told["not_held"])]
 
 
 def _start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
@@ -627,6 +653,7 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
         yield bookmark, None
         there.bookmark = bookmark
         return
+    _tell_what_is_missing(there.told, loaded.not_held)
     checkpoint = loaded.checkpoint
     keeps: Callable[[], Any] = contextlib.nullcontext
     if checkpoint is not None and not checkpoint.finished:
@@ -650,6 +677,18 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     told = epoch_of(loader)
     if told is not None:
         there.epochs.sampler = told[1]  # perhaps from the state
+
+
+def _tell_what_is_missing(told: ToldChanges, not_held: Sequence[str]) -> None:
+    missing = [name for name in not_held if name not in told.names]
+    told.names.update(dict.fromkeys(not_held))
+    if missing:
+        log.warning(
+            "resumed: in the run of this state loader.broadcast() was given %s, which a state "
+            "cannot hold: it has values of attributes that are plain data, and no code. Call "
+            "loader.broadcast() with it again, after load_state_dict() and before you iterate",
+            ", ".join(missing),
+        )
 
 
 def _restore_generators(loader: Any, loaded: Loaded, bookmark: Bookmark) -> None:

@@ -40,6 +40,7 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.packed.large_containers import advice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Ledger
+from holdfast.told_changes import ToldChanges
 
 if TYPE_CHECKING:
     from holdfast.engine.checkpoint import Bookmark
@@ -111,6 +112,7 @@ class Runtime:
         self.telling = threading.RLock()
         self.stats = Stats()
         self.epochs = EpochCounter()
+        self.told = ToldChanges()
         self.ledger = Ledger(totals.note_bad_sample)
         self.logbook: Logbook | None = None
         self.advised = False

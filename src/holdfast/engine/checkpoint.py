@@ -137,6 +137,8 @@ class Checkpoint:
     dataset: Any = None  # without workers: the state of a map-style dataset
     now: Any = None  # a `SamplerStart`: the generators of loader and samplers when it was taken
     shuffled: bytes | None = None  # the state of a generator that gives this epoch's order
+    due: tuple[tuple[int, Callable[[Any], object]], ...] = ()
+    """Changes of the dataset that were told and are not made yet, by the draw they precede."""
     samples: int | None = None  # to leave out, where batches have another size now
 
     def position(self) -> Position:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import os
+import pickle
 import warnings
 import weakref
 from collections import deque
@@ -119,6 +120,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         self._ledger = ledger
         self._account: Account | None = None
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
+        self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
         self._settled: Any = None  # what the books have seen of it
         self._in_hand: Any = _NOTHING  # a batch that could not be returned: a signal handler raised
         init_fn = loader.worker_init_fn
@@ -252,14 +254,17 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         if draws is not None:
             draws.watch(self)
         self._ahead.clear()
+        self._due.clear()
         if continues:
             assert resumed is not None
+            self._due.extend(resumed.due)
             self._num_yielded = resumed.yielded
             if draws is not None:
                 draws.go_to(self, resumed, account, self._look_ahead)
         elif account is not None:
             self._look_ahead(account)
-        draw = self._draw if self._ahead or account is not None else self._next_index
+        plain = account is None and not self._ahead and not self._due
+        draw = self._next_index if plain else self._draw
         if first_iter and not (resumed is not None and resumed.finished and iterable):
             self._pool.fill(draw, account, draws, resumed if continues else None)
         else:
@@ -288,6 +293,10 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         account.look_ahead(keys_of(index, self._auto_collation) for index in self._ahead)
 
     def _draw(self) -> Any:
+        while self._due and self._due[0][0] <= self._pool.next_draw():
+            _, change = self._due.popleft()
+            change(self._dataset)
+            self._pool.announce(pickle.dumps(change, 5))
         return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
 
     def __next__(self) -> Any:
@@ -337,7 +346,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                 with pool.lock:  # two threads may share an iterator
                     taken = pool.supervisor.epoch.taken
                     if taken is None:
-                        draw = self._draw if self._ahead else self._next_index
+                        draw = self._draw if self._ahead or self._due else self._next_index
                         taken = pool.next(draw, self._timeout)
                     if self._account is not None:
                         self._keep_books(self._account, taken)

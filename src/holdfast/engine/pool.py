@@ -388,16 +388,22 @@ class Pool:
             self.supervisor.tell(ev.EpochBegan(seeds))
             self._draw(draw)
 
-    def announce(self, change: bytes) -> None:
-        """Have every worker told this before the tasks that are drawn from now on."""
+    def announce(self, change: bytes) -> int:
+        """Have every worker told this before the tasks that are drawn from now on; which draw is
+        the next."""
         self.check_owner()
         self._announced.append(change)
         with self.lock:
-            if self._work.half_done:  # the sampler calls this: before the index it is asked for
-                return
-            with self._undivided():
-                if self.running:
-                    self._tell_announced()
+            if not self._work.half_done:  # else the sampler calls: before the index it is asked for
+                with self._undivided():
+                    if self.running:
+                        self._tell_announced()
+            return self.next_draw()
+
+    def next_draw(self) -> int:
+        """How many were drawn from the sampler in this epoch."""
+        draws, number = self.supervisor.epoch.draws, self.machine.next_number
+        return number if draws is None else draws.ordinal(number)
 
     def _tell_announced(self) -> None:
         while self._announced:

@@ -1,0 +1,141 @@
+"""What a dataset was told reaches the workers of a resumed run, before the same batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from holdfast import DataLoader, StateError
+from tests.telling.datasets import Hear, Told, ToldStream, as_is
+
+
+def make(dataset: Any = Told, size: int = 20, **options: Any) -> Any:
+    options = {"batch_size": 1, "collate_fn": as_is, **options}
+    if options.get("num_workers"):
+        options.setdefault("prefetch_factor", 2)
+    return DataLoader(dataset(size), **options)
+
+
+TELL = {2: {"part.strength": 1}, 3: {"heard": ["a"]}, 7: {"part.strength": 2, "heard": ["b"]}}
+"""After so many batches of the second epoch."""
+
+
+def run(
+    loader: Any, state: Any, stop: int | None, kill: int | None = None
+) -> tuple[list[Any], Any]:
+    """The samples of the second epoch, from a state if there is one, up to a place; and the state there."""
+    if state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        number = state["batches"]
+    else:
+        list(loader)
+        loader.broadcast({"part.strength": -1})
+        number = 0
+    found = []
+    iterator = iter(loader)
+    for batch in iterator:
+        number += 1
+        found += batch
+        if number in TELL:
+            loader.broadcast(TELL[number])
+        if number == kill:
+            os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        if number == stop:
+            break
+    state = loader.state_dict()
+    del iterator
+    loader.close()
+    return found, state
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Told, {}),
+        (Told, {"num_workers": 2}),
+        (Told, {"num_workers": 2, "persistent_workers": True}),
+        (ToldStream, {"num_workers": 2}),
+    ],
+    ids=str,
+)
+def test_attributes_hold_from_the_same_batch_on(dataset: Any, options: dict[str, Any]) -> None:
+    """Also if the state was taken before they did: after batch 7, of which four were drawn already."""
+    workers = options.get("num_workers", 0)
+    whole, _ = run(make(dataset, **options), None, None)
+    assert len({tuple(heard) for _, heard in whole}) == 4
+    for stop in (1, 3, 8, 15):
+        first, state = run(make(dataset, **options), None, stop, kill=stop - 1 if workers else None)
+        again = make(dataset, **options)
+        rest, _ = run(again, state, None, kill=stop + 1 if workers else None)
+        assert first + rest == whole
+        assert (again.dataset.part.strength, again.dataset.heard) == (2, ["b"])
+
+
+def test_a_state_of_a_resumed_run_has_it_too() -> None:
+    whole, _ = run(make(num_workers=2), None, None)
+    found, state = run(make(num_workers=2), None, 7)
+    for stop in (8, 9, 12, None):
+        more, state = run(make(num_workers=2), state, stop)
+        found += more
+    assert found == whole
+
+
+def test_after_an_epoch_it_holds_from_the_start_of_the_next() -> None:
+    loader = make(num_workers=1)
+    loader.set_epoch(4)
+    next(iter(loader))
+    loader.broadcast({"heard": ["late"]})
+    list(loader)
+    state = loader.state_dict()
+    assert state["told"]["due"] == []
+    again = make(num_workers=1)
+    again.load_state_dict(state)
+    assert again.dataset.epoch == 4
+    assert [heard for batch in again for _, heard in batch] == [["late", 4, 0]] * 20
+
+
+def test_what_a_state_cannot_hold_is_named_unless_it_is_told_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = make(num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.broadcast(Hear("a"))
+    loader.broadcast({"part": Hear("an object"), "heard": ["b"]})
+    state = json.loads(json.dumps(loader.state_dict()))
+    del iterator
+    loader.close()
+    assert state["told"]["not_held"] == ["tests.telling.datasets.Hear", "part"]
+    assert "pickle" not in json.dumps(state["told"])
+    again = make(num_workers=1)
+    again.load_state_dict(state)
+    again.broadcast(Hear("a"))
+    next(iter(again))
+    (record,) = caplog.records
+    assert "loader.broadcast() was given part, which a state cannot hold" in record.getMessage()
+    assert again.state_dict()["told"]["not_held"] == state["told"]["not_held"]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"held": {"missing.strength": 1}, "due": [], "not_held": []}, "does not have it"),
+        ({"held": {"__class__": 1}, "due": [], "not_held": []}, "damaged"),
+        ({"held": {"heard": {"__holdfast__": "pickle", "data": ""}}, "due": [], "not_held": []}, "damaged"),
+        ({"held": {}, "due": [[-1, "heard", 1]], "not_held": []}, "damaged"),
+        ({"held": {}}, "damaged"),
+    ],
+)  # fmt: skip
+def test_what_is_no_state_of_it_is_refused_and_changes_nothing(told: Any, words: str) -> None:
+    loader = make()
+    next(iter(loader))
+    state = {**loader.state_dict(), "told": told}
+    again = make()
+    with pytest.raises(StateError, match=words):
+        again.load_state_dict(state)
+    assert again.dataset.heard == []
+    assert len(list(again)) == 20
