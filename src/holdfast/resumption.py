@@ -193,7 +193,7 @@ def _worker(one: WorkerCheckpoint, text: _Texts, number: int) -> dict[str, Any]:
         "fetcher_state": None,
     }
     if stream is None:
-        return made
+        return made | _dataset_state(one.dataset)
     made |= _dataset_state(stream.point.state)
     made |= {
         "random_before": told("before", one.random_before),
@@ -450,6 +450,8 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
     if _by_sample(theirs.get("seeding")) and checkpoint is not None and mine["kind"] != "iterable":
         # A sample's random numbers depend on nothing of the workers.
         spread = _OF_WORKERS & differences.keys()
+        if any(one.dataset is not None for one in checkpoint.workers):
+            spread -= {"num_workers", "worker_method"}  # each worker's dataset has a state
         for name in spread:
             del differences[name]
         if spread:
@@ -564,7 +566,9 @@ def _read_worker(one: Mapping[str, Any]) -> WorkerCheckpoint:
     random_state = _raw(one["random_state"])
     stream = one.get("stream")
     if stream is None:
-        return WorkerCheckpoint(seat, random_state)
+        known = one.get("dataset_state")
+        dataset = None if known is None else _closed({"dataset": known})
+        return WorkerCheckpoint(seat, random_state, dataset=dataset)
     state = None
     if stream["has_state"]:
         fetcher = one["fetcher_state"] or {}

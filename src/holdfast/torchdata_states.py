@@ -78,7 +78,7 @@ def _read(loader: Any, state: Mapping[str, Any]) -> Checkpoint:
         first_missing=done,
         sampler_state=None if iterable else _sampler_state(main, since),
         shuffled=None if iterable else _shuffled(loader, main),
-        workers=_streams(workers, done, since) if iterable else _places(workers, done),
+        workers=_streams(workers, done, since) if iterable else _places(workers, done, since),
         dataset=None if iterable or there else state["dataset_state"],
     )
 
@@ -131,13 +131,22 @@ def _shuffled(loader: Any, main: Mapping[str, Any]) -> bytes | None:
     return bytes(state.numpy().tobytes())
 
 
-def _places(workers: list[Any], done: int) -> tuple[WorkerCheckpoint, ...]:
+def _places(workers: list[Any], done: int, since: int) -> tuple[WorkerCheckpoint, ...]:
     if len(workers) > 1 or "worker_id" in workers[0]:
         log.warning(
             "resumed from a state of torchdata's: it has no random states of workers, so these "
             "begin again from their seeds, as they do there"
         )
-    return tuple(WorkerCheckpoint(seat) for seat in Position.after(done, len(workers)).seats)
+    states = [one["dataset_state"] for one in workers]
+    if since and any(state is not None for state in states):
+        raise StateError(
+            f"{_WHOSE} has the dataset's states of {since} batches before; take it with "
+            "snapshot_every_n_steps=1"
+        )
+    return tuple(
+        WorkerCheckpoint(seat, dataset=None if one is None else pickle.dumps({"dataset": one}))
+        for seat, one in zip(Position.after(done, len(workers)).seats, states, strict=True)
+    )
 
 
 def _streams(workers: list[Any], done: int, since: int) -> tuple[WorkerCheckpoint, ...]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast import DataLoader, StateError
-from tests.resume.plans import Remembers, Resumable, StatefulIterator
+from tests.resume.plans import Counting, Remembers, Resumable, StatefulIterator
 from tests.support.datasets import Numbers, Revealing, Stream
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
@@ -29,12 +29,21 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "an iterator with a state": lambda kind, **more: kind(
         StatefulIterator(40), batch_size=3, **more
     ),
+    "a map-style dataset with a state": lambda kind, **more: kind(
+        Counting(40), batch_size=3, **more
+    ),
     "a stream": lambda kind, **more: kind(Stream(40, "sharded"), batch_size=3, **more),
 }
 
 
 def indices(loader: Any) -> list[Any]:
-    return [one["index"].tolist() if isinstance(one, dict) else int(one) for one in loader]
+    """And what a dataset that counts its samples has counted."""
+    return [
+        [one[key].tolist() for key in ("index", "loaded") if key in one]
+        if isinstance(one, dict)
+        else int(one)
+        for one in loader
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

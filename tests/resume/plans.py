@@ -37,6 +37,23 @@ class WithGenerators(Revealing):
         return {**super().__getitem__(index), "own": self.rng.random(), "lazy": self.lazy.random()}
 
 
+class Counting(Revealing):
+    """Its state says how many samples this copy has loaded, and so does every sample."""
+
+    loaded = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.loaded += 1
+        return {**super().__getitem__(index), "loaded": self.loaded}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded, "nested": [{"tuple": (1, torch.tensor([self.loaded]))}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["nested"][0]["tuple"][1].tolist() == [state["loaded"]]
+        self.loaded = state["loaded"]
+
+
 class Sometimes(Revealing):
     """Some samples raise, after a random draw."""
 
@@ -308,6 +325,9 @@ QUICK: dict[str, Plan] = {
         CountsEpochs, options=KEEP, breaks=((1, 4), (0, 8)), epochs=3
     ),
     "a state that leaves something out": Plan(OmitsItsBuffer, breaks=((0, 4),)),
+    "a map-style dataset with a state": Plan(Counting, breaks=((0, 3), (1, 0))),
+    "the same with persistent workers": Plan(Counting, options=KEEP, breaks=((1, 4),), epochs=3),
+    "the same without workers  ": Plan(Counting, workers=0, breaks=((1, 4),), epochs=3),
     "samples that raise": Plan(Sometimes, breaks=((0, 4),)),
 }
 
@@ -318,6 +338,8 @@ FINISHED = {
     "the same without workers",
     "a sampler with a state",
     "the same without workers ",
+    "the same with persistent workers",
+    "the same without workers  ",
     "a stream that counts epochs",
     "its own iterator",
 }

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, SequentialSampler
 
 from holdfast import DataLoader, StateError
-from tests.resume.plans import EagerShuffle, Remembers, Resumable, Sometimes, Wandering
+from tests.resume.plans import Counting, EagerShuffle, Remembers, Resumable, Sometimes, Wandering
 from tests.support.datasets import Numbers, Revealing, Stream
 
 Values = list[list[int]]
@@ -294,6 +294,28 @@ def test_under_a_storm_of_kills_every_state_leads_to_the_rest(stream: bool, tmp_
                 break
         loader.close()
     assert seen == expected
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+class _DeadlyCounting(Counting):
+    def __init__(self, size: int, folder: Any) -> None:
+        super().__init__(size)
+        self.folder = folder
+
+    def __getitem__(self, index: Any) -> Any:
+        die_once(index, self.folder)
+        return super().__getitem__(index)
+
+
+def test_the_state_of_a_map_style_dataset_survives_deaths_too(tmp_path: Any) -> None:
+    def seen(loader: Any) -> list[Any]:
+        return [(one["index"].tolist(), one["loaded"].tolist()) for one in loader]
+
+    expected = seen(torch.utils.data.DataLoader(Counting(30), batch_size=2, num_workers=2))
+    loader: Any = DataLoader(
+        _DeadlyCounting(30, tmp_path), batch_size=2, num_workers=2, max_restarts=None
+    )
+    assert seen(loader) == expected
     assert len(list(tmp_path.iterdir())) == 6
 
 

@@ -87,23 +87,37 @@ class WorkerCheckpoint:
     random_state: bytes | None = None  # None if it has answered nothing: then it follows from seeds
     random_before: bytes | None = None  # before the last batch of a stream
     stream: StreamCheckpoint | None = None
+    dataset: bytes | None = None  # the state of a map-style dataset, pickled
 
     @classmethod
     def of(
         cls,
         seat: SeatPosition,
         back: int,
-        progress: StreamProgress | None,
+        progress: StreamProgress,
         random_state: Callable[[int], bytes | None],
+        *,
+        iterable: bool,
     ) -> WorkerCheckpoint:
-        """As it was before its last `back` answers. `progress` is that of its stream, if it has
-        one; `random_state` gives the state after so many answers."""
+        """As it was before its last `back` answers. `progress` is that of its dataset;
+        `random_state` gives the state after so many answers."""
         if not seat.answered:
             return cls(seat)
         state, before = random_states_at(seat.answered, random_state)
-        if progress is None:
-            return cls(seat, state)
+        if not iterable:
+            points = progress.recent
+            dataset = points[-1 - back].state if len(points) > back else None
+            return cls(seat, state, dataset=dataset)
         return cls(seat, state, before, StreamCheckpoint.of(progress, back, seat.batches_done))
+
+    def progress(self, seeds: EpochSeeds) -> StreamProgress:
+        """The same, for the driver of a run that begins here, in an epoch with these seeds."""
+        if self.stream is not None:
+            return self.stream.progress()
+        made = StreamProgress(state=self.dataset, seeds=seeds)
+        if self.dataset is not None:
+            made.recent.append(StreamPoint(NO_BATCH, None, self.dataset, None))
+        return made
 
     def random_states(self) -> Iterator[tuple[int, int, bytes]]:
         """Those it has: the first and the last number of answers for which each is valid."""

@@ -130,6 +130,7 @@ def setup_for(
         settled=order.settled,
         settled_earlier=order.settled_earlier,
         plan=plan,
+        dataset_state=None if options.iterable else progress.state,
         marks=options.iterable and options.recovery != "raise",
         states=_uses_states(options, STATE, order.unfit),
         rests=_uses_states(options, REST, order.unfit),
@@ -165,7 +166,7 @@ class Answers:
     def batch(self, worker: int, number: int, batch: Batch, mark: int, state: bytes | None) -> None:
         """A batch is made. `mark` is its fingerprint, `state` that of the dataset after it."""
         record = self._records[worker]
-        if self._iterable:
+        if self._iterable or state is not None:
             self._received(worker, record, mark, state)
         told = record.reports or record.samples is not None
         answer = _with_reports(record, batch) if told else batch
@@ -177,7 +178,7 @@ class Answers:
         """An answer without a batch; see `worker.interface`."""
         record = self._records[worker]
         generation = record.generation
-        if self._iterable:
+        if self._iterable or (state is not None and kind != RESUMED):
             self._received(worker, record, mark, state)
         event: ev.Event
         if kind == ERROR:
@@ -197,12 +198,15 @@ class Answers:
             assert kind == RESUMED, kind
             begun = record.resumptions.popleft()
             record.progress.resumed(content, begun.seeds)
+            if not self._iterable and state is not None:
+                self._received(worker, record, mark, state)
             record.epoch = begun.epoch
             event = ev.Resumed(worker, generation)
         self._tell(event)
 
     def _received(self, worker: int, record: WorkerRecord, mark: int, state: bytes | None) -> None:
-        """Note the position of a stream, as far back as the batches that are not delivered."""
+        """Note the position of a stream, or the state of a map-style dataset, as far back as the
+        batches that are not delivered."""
         keep = self._supervisor.machine.undelivered(worker) + 2
         record.progress.received(mark, state, keep)
 

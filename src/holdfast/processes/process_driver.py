@@ -74,9 +74,9 @@ class ProcessDriver:
         self._slots = self.resources.slots
         for slot in self._slots:
             slot.progress.seeds = options.seeds
+        self._options = options
         for worker, one in enumerate(options.restored):
             self._restore(worker, one)
-        self._options = options
         self._auxiliary = AuxiliaryProcesses(self.resources, options.workers, options.stall_timeout)
         self._orders: dict[int, tuple[Channel, list[tuple[Order, int, Any]]]] = {}  # not sent yet
         self._watch = select.poll()
@@ -103,8 +103,7 @@ class ProcessDriver:
         """The first process of a seat begins as if it replaced one that was in this place."""
         states = {number: state for number, _, state in begun.random_states()}
         self.resources.boxes.put_random_states(worker, states)
-        if begun.stream is not None:
-            self._slots[worker].progress = begun.stream.progress()
+        self._slots[worker].progress = begun.progress(self._options.seeds)
 
     # -- orders ---------------------------------------------------------------------------
 
@@ -271,9 +270,9 @@ class ProcessDriver:
     # -- facts ----------------------------------------------------------------------------
 
     def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
-        stream = self._slots[worker].progress if self._options.iterable else None
+        progress, iterable = self._slots[worker].progress, self._options.iterable
         states = partial(self.resources.boxes.random_state, worker)
-        return WorkerCheckpoint.of(seat, back, stream, states)
+        return WorkerCheckpoint.of(seat, back, progress, states, iterable=iterable)
 
     def progress(self, worker: int) -> Progress:
         slot = self._slots[worker]

@@ -87,8 +87,7 @@ class ThreadDriver:
                 seat.counted = bytearray(tally.END)
         for seat, begun in zip(self._seats, options.restored, strict=False):
             seat.notes = ThreadNotes(tuple(begun.random_states()))
-            if begun.stream is not None:
-                seat.progress = begun.stream.progress()
+            seat.progress = begun.progress(options.seeds)
         self._orders: dict[int, list[Order]] = {}  # not sent yet
         self._bell = Bell()  # the thread that has the pool's lock waits for it,
         self._watch_bell = Bell()  # and the background thread for this one
@@ -283,8 +282,8 @@ class ThreadDriver:
 
     def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
         record = self._seats[worker]
-        stream = record.progress if self._options.iterable else None
-        return WorkerCheckpoint.of(seat, back, stream, record.notes.random_state)
+        states, iterable = record.notes.random_state, self._options.iterable
+        return WorkerCheckpoint.of(seat, back, record.progress, states, iterable=iterable)
 
     def progress(self, worker: int) -> Progress:
         seat = self._seats[worker]

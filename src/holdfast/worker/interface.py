@@ -89,7 +89,8 @@ class WorkerSetup:
     plan: ResumptionPlan | None = None  # how to take up a stream; None for a seat's first worker
     rehearsal: int | None = None  # it only tries to take up, growing by no more than these bytes
     marks: bool = False  # whether its batches leave fingerprints
-    states: bool = False  # whether the dataset is asked for its state after every batch,
+    dataset_state: bytes | None = None  # of a map-style dataset, if its predecessors gave one
+    states: bool = False  # whether an iterable one is asked for its state after every batch,
     rests: bool = False  # and at the end of an epoch
 
 

@@ -12,7 +12,8 @@ answers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import pickle
+from typing import Any, Final
 
 from holdfast.autopsy.blackbox import BROADCAST, SEND
 from holdfast.engine.continuation import TRUST, ResumptionResult
@@ -25,7 +26,7 @@ from holdfast.worker.batch_fingerprint import (
     fingerprint_of_error,
 )
 from holdfast.worker.exceptions import describe
-from holdfast.worker.fetch import IterableFetcher, MapFetcher
+from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state
 from holdfast.worker.interface import (
     BATCH,
     ENDED,
@@ -52,6 +53,9 @@ from holdfast.worker.tolerant_map import TolerantMapFetcher
 
 __all__ = ["Worker"]
 
+UNKNOWN: Final = pickle.dumps({"dataset": None})
+"""In place of a state that the dataset could not give: there is one for every answer."""
+
 
 class Worker:
     """Carries out orders for one replica of the dataset."""
@@ -68,6 +72,7 @@ class Worker:
         self._initialised = False  # whether worker_init_fn has run to its end
         self._loaded = False  # whether the dataset was given a state that nothing was drawn from
         self._exhausted = False  # and the other side knows
+        self._gives_state = False  # whether the dataset is map-style and has a state
         self._remarked: set[str] = set()
 
     # -- beginning ------------------------------------------------------------------------
@@ -77,6 +82,8 @@ class Worker:
         try:
             self.replica.become()
             self._initialised = True
+            own = self.host.own_dataset and not self.blueprint.iterable
+            self._gives_state = own and has_state(self.replica.dataset)
             if self.host.faults:
                 self.host.faults.strike("after-setup")
         except BaseException as error:
@@ -104,6 +111,8 @@ class Worker:
         if result is not None and not self._continues(result):
             return False
         self.replica.hear_past(None, setup.settled)
+        if setup.dataset_state is not None and self._gives_state:
+            self._load_state(setup.dataset_state)
         if setup.random_state is not None:
             # Whether a stream continues where it was is shown by what it yields.
             number = None if self.blueprint.iterable else setup.answered
@@ -156,9 +165,13 @@ class Worker:
             return
         try:
             if self.randomness.own.waiting and not self.blueprint.iterable:
-                batch = self.randomness.from_waiting_states(
-                    lambda: self._fetch(number, index, hints)
-                )
+                state = self._state()  # it may be fetched twice
+
+                def fetched() -> Any:
+                    self._load_state(state)
+                    return self._fetch(number, index, hints)
+
+                batch = self.randomness.from_waiting_states(fetched)
             else:
                 batch = self._fetch(number, index, hints)
         except StopIteration as stop:
@@ -217,7 +230,7 @@ class Worker:
         if self.replica.broken is None:
             fetcher = self.replica.fetcher
             assert isinstance(fetcher, MapFetcher)
-            before = self.randomness.saved()
+            before, state = self.randomness.saved(), self._state()
             if not self.host.pause(pause):
                 return  # there will be no more orders
             try:
@@ -227,8 +240,20 @@ class Worker:
                     fetcher.fetch_one(number, index, position)
             except BaseException:
                 pass  # the worker lives: the batch will have the exception
+            self._load_state(state)
             self.randomness.go_back(before)
         self.host.survived()
+
+    def _state(self) -> bytes:
+        """The state of a map-style dataset; empty if it has none."""
+        if not self._gives_state:
+            return b""
+        return state_between_epochs(self.replica.dataset, self._remark_once) or UNKNOWN
+
+    def _load_state(self, state: bytes) -> None:
+        known = pickle.loads(state)["dataset"] if state else None
+        if known is not None:
+            self.replica.dataset.load_state_dict(known)
 
     def _begin_epoch(self, seeds: EpochSeeds) -> None:
         if self.host.faults:
@@ -244,7 +269,7 @@ class Worker:
             iterator = replica.fetcher.iterator
             draw_and_drop(lambda: iterator)
             self.randomness.restore(epoch_state)
-        resting = b""
+        resting = None if self._gives_state else b""
         if self.setup.rests:
             resting = state_between_epochs(replica.dataset, self._remark_once)
         self.host.begin_epoch()
@@ -298,7 +323,9 @@ class Worker:
             fetcher = self.replica.fetcher
             state = b""
             wanted = self.setup.rests if kind is ENDED else self.setup.states
-            if wanted and isinstance(fetcher, IterableFetcher):
+            if self._gives_state:
+                state = self._state()
+            elif wanted and isinstance(fetcher, IterableFetcher):
                 state = state_now(self.replica.dataset, fetcher, self._remark_once)
         if self._tolerant and kind is not RESUMED and kind is not TOLD:
             self._report()
