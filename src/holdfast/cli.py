@@ -46,6 +46,10 @@ VERBS = {
         "holdfast.verbs.top:top",
         "Watch the loader workers of running programs, torch's or holdfast's.",
     ),
+    "tune": (
+        "holdfast.verbs.tune:tune",
+        "Find the best num_workers and other settings for a dataset, by trying them.",
+    ),
 }
 """Verb -> where it is, and what it does in one line."""
 

@@ -40,7 +40,7 @@ log = logging.getLogger("holdfast")
 
 TAKEN_UP = "taken-up"
 """The event that says how an incident of an iterable dataset went on; `read` merges the two."""
-KINDS = ("loaders", "incidents", "bad_samples", "memory", "progress", "events")
+KINDS = ("loaders", "incidents", "bad_samples", "memory", "progress", "events", "tuning")
 CURVES = ("memory", "progress")
 """Kinds whose old records are thinned out and not removed."""
 LIMIT = 8 << 20  # bytes of one file before it is renamed
@@ -112,6 +112,13 @@ class Logbook:
         """Something that happened and is no incident. Queued for the next `flush` too."""
         record = {"time": time.time(), "event": event, "text": text, **figures}
         self._waiting.append(("events", lambda: record))
+
+    def tuning(self, record: Mapping[str, Any]) -> None:
+        """What ``holdfast tune`` has found."""
+        if not (self.folder / "run.json").exists():  # not that of a training run
+            self.begin({})
+        self.flush()
+        self._append("tuning", record)
 
     @property
     def pending(self) -> bool:
@@ -268,6 +275,8 @@ class LoggedRun:
     events: list[dict[str, Any]] = field(default_factory=list)
     """What happened and is no incident: workers replaced because of their size, memory that ran
     short, starts that had to be tried again."""
+    tuning: list[dict[str, Any]] = field(default_factory=list)
+    """What ``holdfast tune`` has tried, and recommends."""
     damaged: int = 0  # lines that are not JSON, or not such records
 
     @property
@@ -364,6 +373,7 @@ _SHAPES: dict[str, _Shape] = {
         "text": (str, _ABSENT),
     },
     "events": {**_ALWAYS, "event": (str,), "text": (str,)},
+    "tuning": {**_ALWAYS, "target": (str,), "tried": (list,)},
 }
 """The types of a record's fields; a record that does not match was not written by us."""
 

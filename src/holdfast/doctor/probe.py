@@ -19,6 +19,7 @@ import torch
 import torch.utils.data
 
 from holdfast.autopsy.catalogue import UNKNOWN
+from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.readers import procfs
 from holdfast.doctor.dataset_changes import changed, fingerprint
 from holdfast.loader import DataLoader
@@ -61,10 +62,13 @@ class Samples:
 class Troubled(Exception):
     """A dataset's error or the death of its worker: in one line, in full, and what to do."""
 
-    def __init__(self, words: str, details: str, remedy: str) -> None:
+    def __init__(
+        self, words: str, details: str, remedy: str, incident: Incident | None = None
+    ) -> None:
         super().__init__(words)
         self.details = details
         self.remedy = remedy
+        self.incident = incident  # the death of its worker
 
 
 class _Watched(torch.utils.data.Dataset[Any]):
@@ -205,7 +209,8 @@ def trouble_of(loader: Any) -> Iterator[None]:
         if loader.incidents:
             incident = loader.incidents[-1]
             remedy = f"holdfast explain {incident.cause}" if incident.cause != UNKNOWN else ""
-            raise Troubled(f"the worker {incident.what()}", incident.report(), remedy) from error
+            words = f"the worker {incident.what()}"
+            raise Troubled(words, incident.report(), remedy, incident) from error
         raise Troubled(_last_line(error), str(error), _SKIP) from error
     finally:
         log.disabled = before
@@ -216,10 +221,11 @@ _SKIP = "DataLoader(…, on_bad_sample='skip')   # holdfast's: costs one sample,
 
 def _last_line(error: Exception) -> str:
     """The line of the error itself, without the worker's traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    if "Traceback" not in str(error):
+    text = str(error).partition("\nholdfast: ")[0]  # what we have added to it
+    lines = [line for line in text.splitlines() if line.strip()]
+    if "Traceback" not in text:
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return next((line for line in reversed(lines) if not line.startswith("holdfast:")), "")
+    return lines[-1]
 
 
 def rate(dataset: Any, batch_size: int, workers: int, seconds: float, collate: Any) -> float:

@@ -119,6 +119,7 @@ class FoundDataset:
 
     dataset: Any
     settings: Mapping[str, Any] = field(default_factory=dict)
+    loader: Any = None
 
 
 _SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "collate_fn")
@@ -136,8 +137,9 @@ def any_dataset(spec: str, given: Mapping[str, Any]) -> FoundDataset:
         )
     if not is_made and callable(found):
         found = _made(spec, found, given)
-    settings = {}
+    settings, loader = {}, None
     if isinstance(found, DataLoader):
+        loader = found
         known = {name: getattr(found, name, None) for name in _SETTINGS}
         settings = {name: value for name, value in known.items() if value}
         if hasattr(found, "memory_budget"):  # ours
@@ -153,7 +155,7 @@ def any_dataset(spec: str, given: Mapping[str, Any]) -> FoundDataset:
             raise SourceError(f"{spec} has no __len__, which a map-style dataset needs")
         if not len(found):
             raise SourceError(f"{spec} is empty: its length is 0")
-    return FoundDataset(found, settings)
+    return FoundDataset(found, settings, loader)
 
 
 def _made(spec: str, make: Any, given: Mapping[str, Any]) -> Any:

@@ -31,13 +31,16 @@ __all__ = [
     "meminfo",
     "pending_signals",
     "rollup",
+    "scheduled",
     "setting",
     "size",
     "stat",
+    "tasks",
     "threads",
 ]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel
 # Compiled before the fork: every worker needs the first, and every nursery the second.
 _DATA = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
@@ -157,6 +160,24 @@ def descriptors(pid: int | str, roots: Roots = HERE) -> int | None:
 def threads(pid: int | str, roots: Roots = HERE) -> int | None:
     match = re.search(r"^Threads:\s+(\d+)$", _status(pid, roots), re.MULTILINE)
     return int(match[1]) if match else None
+
+
+def tasks(pid: int | str, roots: Roots = HERE) -> list[int]:
+    """The threads of a process; empty if it is gone."""
+    try:
+        return [int(name) for name in os.listdir(roots.proc / str(pid) / "task")]
+    except OSError:
+        return []
+
+
+def scheduled(pid: int | str, task: int, roots: Roots = HERE) -> tuple[float, float]:
+    """Seconds in which a thread has run, and in which it was ready to run and had no processor."""
+    place = roots.proc / str(pid) / "task"
+    fields = (text(place / str(task) / "schedstat") or "").split()
+    if len(fields) >= 2 and fields[0].isdigit() and fields[1].isdigit():
+        return int(fields[0]) / 1e9, int(fields[1]) / 1e9
+    found = stat(f"{pid}/task/{task}", roots)  # a kernel without that
+    return (0.0, 0.0) if found is None else ((int(found[11]) + int(found[12])) / _TICKS, 0.0)
 
 
 def pending_signals(pid: int | str, roots: Roots = HERE) -> frozenset[int]:
