@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.autopsy.logbook import read
+from holdfast.autopsy.logbook import Logbook, read
 from holdfast.run_report import page as pages
 from holdfast.run_report.live_page import LivePage
 from holdfast.run_report.story import tell
+from holdfast.tuning import advice
+from holdfast.tuning.advice import Request
 from tests.run_report import browser
 from tests.support import logbooks
+from tests.tuning.machine import Machine, searched
 
 pytestmark = [
     pytest.mark.report,
@@ -307,6 +310,32 @@ def test_pages_of_unusual_logbooks(open_page: Open, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(pages.render(story))
     page = open_page()
     assert page.locator("text=This logbook has no records of progress").is_visible()
+
+
+def test_what_was_tuned_is_drawn_and_told(open_page: Open, tmp_path: Path) -> None:
+    found = searched(Machine(cores=4, cpu=0.02, lock=True), starts=("fork", "spawn"))
+    request = Request(batch_size=64)
+    record = advice.plain(found, advice.advise(found, request), request)
+    record["notes"] = [logbooks.MARKUP, logbooks.SCRIPT]
+    log = Logbook(tmp_path / "log", rank=0, loader="data:train")
+    log.tuning({"target": "data:train", **record})
+    story = tell(read(tmp_path / "log"), "A run", time.time())
+    (tmp_path / "report.html").write_text(pages.render(story), encoding="utf-8")
+    page = open_page()
+    assert page.locator("#state").inner_text() == "tuning"
+    assert page.locator("#tuning pre").first.inner_text() == (
+        "loader = DataLoader(dataset, batch_size=64, num_workers=4, prefetch_factor=2)"
+    )
+    assert "What limits: CPU" in page.locator("#tuning").inner_text()
+    chart = page.locator("#chart-tuning-0")
+    assert painted(page, "tuning-0") > 2
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    assert "0 workers: processes" in page.locator("#said").inner_text()
+    page.locator("#tuning summary").click()
+    assert page.locator("#tuning .fold tbody tr").count() == len(record["tried"])
+    assert page.locator("#time").count() == 0  # there was no run
+    assert page.evaluate("window.struck") is None
 
 
 def test_the_live_page_follows_the_run(open_page: Open, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ WRITING: Final = 30.0  # seconds without a record after which a run is not being
 MOST_INCIDENTS: Final = 1000
 MOST_BAD: Final = 5000
 MOST_EVENTS: Final = 300
+MOST_TUNINGS: Final = 5
 MOST_CURVES: Final = 256
 TEXT_BYTES: Final = 1_500_000  # of incidents, and of bad samples
 LONGEST: Final = 8000  # characters of one text,
@@ -104,6 +105,7 @@ def tell(run: LoggedRun, title: str, now: float) -> dict[str, Any]:
         "leaks": [_texts(one, ("time", "rank", "loader", "text")) for one in run.leaks[:50]],
         "events": _events(run.events),
         "loaders": _loaders(run),
+        "tuning": [_tuning(one) for one in run.tuning[-MOST_TUNINGS:]],
         "damaged": run.damaged,
     }
 
@@ -478,6 +480,38 @@ def _events(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
+# -- what was tried before -----------------------------------------------------------------
+
+
+def _tuning(record: Record) -> dict[str, Any]:
+    """What ``holdfast tune`` has found."""
+    limit = record.get("limit")
+    size = number(record.get("batch_size"))
+    tried = [one for one in _list(record["tried"])[:200] if isinstance(one, dict)]
+    names = ("kind", "workers", "prefetch_factor", "start_method", "step_seconds", "visits")
+    figures = ("error", "first_batch_seconds", "worker_bytes", "trouble")
+    return {
+        **_texts(
+            record, ("time", "rank", "target", "seconds", "code", "confidence", "method"), 2000
+        ),
+        "unit": "batches" if size is None else "samples",
+        "limit": _texts(limit, ("kind", "words", "confidence", "advice"), 2000)
+        if isinstance(limit, dict)
+        else None,
+        "choices": [[_cut(part, 1000) for part in one[:3]] for one in _rows(record.get("choices"))],
+        "notes": [_cut(one, 1000) for one in _list(record.get("notes"))[:20]],
+        "tried": [
+            _texts(one, (*names, *figures), SHORT)
+            | {"rate": (number(one.get("batches_per_second")) or 0.0) * (size or 1.0)}
+            for one in tried
+        ],
+    }
+
+
+def _rows(value: Any) -> list[list[Any]]:
+    return [one for one in _list(value)[:20] if isinstance(one, list) and len(one) >= 3]
+
+
 # -- where and with what -------------------------------------------------------------------
 
 
@@ -525,7 +559,7 @@ def _state(series: Sequence[_Series], now: float) -> str:
 def _all(run: LoggedRun) -> list[Record]:
     return [
         *run.runs, *run.loaders, *run.incidents, *run.bad_samples, *run.memory, *run.progress,
-        *run.events,
+        *run.events, *run.tuning,
     ]  # fmt: skip
 
 

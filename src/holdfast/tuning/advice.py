@@ -17,6 +17,7 @@ Confidence = Literal["high", "medium", "low"]
 MOST_OF_IT: Final = 0.85
 DISK: Final = 0.3  # of the workers' time
 BUSY_MACHINE: Final = 0.25  # of the time in which workers had no processor
+VERY_BUSY: Final = 0.5
 NOISY: Final = 0.12
 SLOW_START: Final = 1.0  # seconds
 LEAST_BUDGET: Final = 64 << 20
@@ -141,7 +142,9 @@ _LESS_MEMORY: Final = (
 
 
 def _lock(search: Search, best: Estimate) -> Limit | None:
-    if not best.takes_turns or search.conditions.cores < 1.5:
+    if best.setting.kind != "threads" or search.conditions.cores < 1.5:
+        return None
+    if not any(one.takes_turns for one in search.curve("threads").values()):
         return None
     words = f"threads take turns: Python's lock is taken, and {best.cpu:.1f} processors are used"
     return Limit(
@@ -165,12 +168,10 @@ def _processors(search: Search, best: Estimate) -> Limit | None:
 
 
 def _main_process(best: Estimate) -> Limit | None:
-    if not best.setting.workers or best.main_busy < MOST_OF_IT:
+    if best.main_busy < MOST_OF_IT:
         return None
-    words = (
-        f"the main process spends {_percent(best.main_busy)} of its time on taking batches, and "
-        "workers wait for it"
-    )
+    words = f"the main process spends {_percent(best.main_busy)} of its time on "
+    words += "taking batches, and workers wait for it" if best.setting.workers else "loading"
     return Limit(
         "main process",
         words,
@@ -215,7 +216,8 @@ def _confidence(search: Search, best: Estimate) -> Confidence:
     error = best.error
     if best.visits < 2 or error > 2 * NOISY:
         return "low" if error > NOISY else "medium"
-    return "high" if error <= NOISY else "medium"
+    crowded = best.crowded > VERY_BUSY and not best.uses_all_processors
+    return "high" if error <= NOISY and not crowded else "medium"
 
 
 # -- the options ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any, Final
 __all__ = ["Estimate", "Setting", "Slice", "Trial", "Trouble", "estimate"]
 
 MAIN_BUSY: Final = 0.85  # of the time, from which on the main process is what batches wait for
+MOST_CORRECTED: Final = 10.0  # times the rate by the clock
 LOCKED: Final = 0.2
 """Of what a thread waits for Python's lock if it is always taken, from which on threads take turns.
 On a busy machine it waits for a processor as well, which does not count."""
@@ -192,7 +193,8 @@ def _rate(one: Slice, setting: Setting, cores: float) -> float:
         lost = one.queued / setting.workers
         if (one.main_cpu + one.main_queued) / seconds >= MAIN_BUSY:
             lost = max(lost, one.main_queued)
-    rate = one.batches / max(seconds - lost, 0.05 * seconds)
+    # The kernel adds the time of a wait when it ends: some of it may be from before.
+    rate = one.batches / max(seconds - lost, seconds / MOST_CORRECTED)
     return min(rate, cores * one.batches / one.cpu) if one.cpu > 0 else rate
 
 

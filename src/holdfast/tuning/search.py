@@ -18,9 +18,11 @@ from holdfast.tuning.measurement import Estimate, Setting, Trial, estimate
 
 __all__ = ["Conditions", "Search"]
 
+LINEAR: Final = 1.15  # times the rate of one worker that each of many may have
 WORTH_IT: Final = 1.10  # times the rate that more workers have to bring
 AHEAD: Final = 1.15  # times the rate of the training step that is enough
 PREFETCH_WORTH_IT: Final = 1.07
+MAIN_WORTH_IT: Final = 2.0  # times the rate of workers that the main process has to have alone
 KEPT_WAITING: Final = 0.05  # of the time: the consumer hardly waits
 FULL: Final = 0.9  # of the room: more is not tried
 CLOSE: Final = 0.25  # settings that differ by less are tried again
@@ -48,26 +50,41 @@ class Search:
 
     conditions: Conditions
     trials: list[Trial] = field(default_factory=list)
+    _known: dict[Setting, Estimate | None] = field(default_factory=dict)
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
+        self._known.pop(trial.setting, None)
 
     # -- what is known ---------------------------------------------------------------------
 
     def known(self, setting: Setting) -> Estimate | None:
-        same = [one for one in self.trials if one.setting == setting]
-        return estimate(same, self.conditions.cores)
+        if setting not in self._known:
+            same = [one for one in self.trials if one.setting == setting]
+            failed = any(one.trouble is not None for one in same)  # once is too often
+            self._known[setting] = None if failed else estimate(same, self.conditions.cores)
+        return self._known[setting]
 
     def tried(self, setting: Setting) -> bool:
         return any(one.setting == setting for one in self.trials)
 
-    def failed(self, setting: Setting) -> Trial | None:
-        """The last trial of a setting, if it has no result."""
-        same = [one for one in self.trials if one.setting == setting]
-        return same[-1] if same and same[-1].trouble is not None else None
+    def failed(self, setting: Setting) -> bool:
+        """Whether a trial of a setting had no result."""
+        return any(one.setting == setting and one.trouble is not None for one in self.trials)
 
     def curve(self, kind: str) -> dict[int, Estimate]:
-        """Estimates by number of workers, with all else as at first."""
+        """Estimates by number of workers, with all else as at first. Twice as many workers are not
+        more than twice as quick: a rate that says so was measured at an odd time."""
+        found: dict[int, Estimate] = {}
+        for workers, one in self._measured(kind).items():
+            most = min(
+                (LINEAR * few.rate * workers / count for count, few in found.items()),
+                default=one.rate,
+            )
+            found[workers] = one if one.rate <= most else replace(one, rate=most)
+        return found
+
+    def _measured(self, kind: str) -> dict[int, Estimate]:
         found = {}
         for one in self.trials:
             if one.setting.workers and one.setting == self.plain(kind, one.setting.workers):
@@ -85,14 +102,14 @@ class Search:
     def start(self) -> str:
         """How processes are started in most trials: the first way that works."""
         for one in self.conditions.starts:
-            if self.failed(Setting(1, start=one)) is None:
+            if not self.failed(Setting(1, start=one)):
                 return one
         return self.conditions.starts[0]
 
     @property
     def base(self) -> Trial | None:
-        """The first trial that has a result."""
-        return next((one for one in self.trials if one.slices), None)
+        """The first trial of a setting that works."""
+        return next((one for one in self.trials if not self.failed(one.setting)), None)
 
     def need(self, setting: Setting) -> int | None:
         """Bytes that a setting will take, from what others took; None if nothing is known."""
@@ -143,7 +160,10 @@ class Search:
         return chosen
 
     def _are_better(self, threads: Estimate, processes: Estimate) -> bool:
-        return threads.rate > WORTH_IT * processes.rate and not self._satisfied(processes)
+        """Clearly, because a crash in a thread ends the program."""
+        quickest = max(self.curve("processes").values(), key=lambda one: one.rate)
+        noise = 1 + 2 * math.hypot(threads.error, quickest.error)
+        return threads.rate > WORTH_IT * noise * quickest.rate and not self._satisfied(processes)
 
     def _satisfied(self, one: Estimate) -> bool:
         step = self.conditions.step
@@ -153,7 +173,9 @@ class Search:
         step = self.conditions.step
         if step:  # what the main process loads, the training step waits for
             return 1 / main.rate <= KEPT_WAITING * step
-        return main.rate > WORTH_IT * workers.rate
+        # Workers load while the main process trains. It is quicker without them only if training
+        # on a batch takes less time than what they lose.
+        return main.rate > MAIN_WORTH_IT * workers.rate
 
     def chosen(self) -> Estimate | None:
         """The best setting, with the prefetch factor that was found for it."""
@@ -194,11 +216,13 @@ class Search:
 
     def _first(self) -> Iterator[Setting]:
         """One process; if that fails, another way to start it, then a thread, then no worker."""
+        if self._hopeless():
+            return
         for start in self.conditions.starts:
             one = Setting(1, start=start)
             if not self.tried(one):
                 yield one
-            if self.failed(one) is None:
+            if not self.failed(one):
                 break
         else:
             for one in (Setting.threads(1), Setting.main()):
@@ -209,6 +233,16 @@ class Search:
         for one in (Setting.main(), *([] if now is None else [now])):
             if not self.tried(one):
                 yield one
+
+    def _hopeless(self) -> bool:
+        """Whether other ways to start workers would change nothing."""
+        troubles = [one.trouble for one in self.trials if one.trouble is not None]
+        if len(troubles) < len(self.trials):
+            return False
+        raised = [one for one in troubles if one.kind == "raised"]
+        if any("fork" not in one.words.lower() for one in raised):  # as CUDA's message says
+            return True
+        return sum(one.kind == "hung" for one in troubles) > 1
 
     def _workers(self, kind: str, first: int) -> Iterator[Setting]:
         """The next number of workers to try."""
@@ -222,12 +256,16 @@ class Search:
             if not failed:
                 yield self.plain(kind, first)
             return
+        for workers, one in self._measured(kind).items():
+            if one.visits < VISITS and one.rate > 1.1 * found[workers].rate:
+                yield one.setting
         top = max(found)
         ceiling = min([self.conditions.most + 1, *(one for one in failed if one > top)])
         if self._rises(found):
             following = self._following(top)
-            if following >= ceiling:  # as near to it as is worth a trial
-                following = min(self.conditions.most, (top + ceiling) // 2)
+            if following >= ceiling:
+                most = self.conditions.most
+                following = most if ceiling > most else (top + ceiling) // 2
             while following > top and not self.fits(self.plain(kind, following)):
                 following = top + (following - top) // 2
             if following > top and following not in failed:
@@ -260,8 +298,8 @@ class Search:
         top = found[max(found)]
         if top.visits > 1 or top.uses_all_processors or self._satisfied(top):
             return False
-        before = max(one.rate for count, one in found.items() if count < max(found))
-        return top.rate * (1 + 2 * top.error) >= WORTH_IT * before
+        before = max((one.rate for count, one in found.items() if count < max(found)), default=0.0)
+        return bool(before) and top.rate * (1 + 2 * top.error) >= WORTH_IT * before
 
     def _threads(self) -> Iterator[Setting]:
         """Threads, beginning with as many as processes are enough."""
@@ -289,11 +327,9 @@ class Search:
             rivals.append(enough)
             above = [one for count, one in found.items() if count > enough.setting.workers]
             rivals += above[:1]
-        close = {
-            one.setting: one
-            for one in rivals
-            if abs(one.rate / best.rate - 1) <= CLOSE and self.failed(one.setting) is None
-        }
+        close = {one.setting: one for one in rivals if abs(one.rate / best.rate - 1) <= CLOSE}
+        if not close:
+            return
         fewest = min(close.values(), key=lambda one: one.visits)
         if fewest.visits < 2 or (fewest.visits < VISITS and not _all_clear(close, best)):
             yield fewest.setting

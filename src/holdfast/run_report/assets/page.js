@@ -119,10 +119,12 @@
   };
 
   function head() {
-    const [tone, words] = STATES[story.state];
+    const [tone, words] = onlyTuning() ? ["", "tuning"] : STATES[story.state];
     const first = story.loaders.find((one) => one.host) || {};
-    const links = [["time", "Time"], ["memory", "Memory"], ["samples", "Samples"],
+    const all = [["time", "Time"], ["memory", "Memory"], ["samples", "Samples"],
       ["incidents", "Incidents"], ["bad", "Bad samples"], ["setup", "Versions and options"]];
+    const links = [...(story.tuning.length > 0 ? [["tuning", "Tuning"]] : []),
+      ...(onlyTuning() ? all.slice(-1) : all)];
     return [
       make("h1", {}, story.title, " ", make("span", { class: `badge ${tone}`, id: "state" }, words)),
       make("div", { class: "facts" },
@@ -792,6 +794,102 @@
       make("caption", { class: "unseen" }, "Bad samples"), make("thead", {}, make("tr", {}, ...heads)), body)), more);
   }
 
+  // -- tuning ----------------------------------------------------------------------------
+
+  /** A logbook of `holdfast tune`, and of no run. */
+  const onlyTuning = () => story.tuning.length > 0 && !story.headline.recorded
+    && story.incidents.length === 0 && story.bad.length === 0;
+
+  const LIMITS = { cpu: "CPU", memory: "memory", disk: "disk", gil: "Python's lock (GIL)",
+    consumer: "the consumer", "main process": "the main process", waiting: "waiting", unknown: "unknown" };
+
+  const badge = (confidence) => {
+    const [tone, words] = SURE[confidence] || ["", confidence];
+    return make("span", { class: `badge ${tone}` }, words);
+  };
+
+  function tuningPart() {
+    if (story.tuning.length === 0) return null;
+    return part("tuning", "Tuning", "What holdfast tune has tried, and recommends.",
+      ...story.tuning.map((one, at) => make("div", {},
+        make("h3", {}, `${one.target} – ${day(one.time)} ${clock(one.time)}`),
+        one.code ? make("pre", {}, `loader = ${one.code}`)
+          : make("p", {}, "There is no recommendation: no batch could be loaded."),
+        one.limit && make("p", {}, make("strong", {}, `What limits: ${LIMITS[one.limit.kind]
+          || one.limit.kind} `), badge(one.limit.confidence), ` ${one.limit.words}. ${one.limit.advice}`),
+        chartPlace(`tuning-${at}`),
+        one.choices.length > 0 && make("div", { class: "scroll" }, make("table", {},
+          make("thead", {}, make("tr", {}, ...["Option", "Value", "Why"].map((name) =>
+            make("th", { scope: "col" }, name)))),
+          make("tbody", {}, ...one.choices.map(([name, value, why]) => make("tr", {},
+            make("td", {}, name), make("td", { class: "mono" }, value), make("td", {}, why)))))),
+        ...one.notes.map((note) => make("p", { class: "small" }, `Note: ${note}`)),
+        fold(`tried ${one.time}`, { class: "fold" }, make("summary", {}, "All that was tried"), tried(one)))));
+  }
+
+  function tried(one) {
+    const heads = ["Workers", "Number", "Start", "Prefetch", `${one.unit} a second`, "Error", "First batch",
+      "Memory of a worker"];
+    return make("div", { class: "scroll" }, make("table", {},
+      make("thead", {}, make("tr", {}, ...heads.map((name, at) =>
+        make("th", { scope: "col", class: at > 2 || at === 1 ? "number" : null }, name)))),
+      make("tbody", {}, ...one.tried.map((row) => make("tr", {},
+        make("td", {}, row.kind === "main" ? "none" : row.kind,
+          row.step_seconds > 0 && make("span", { class: "soft small" }, ` with a step of ${span(row.step_seconds)}`)),
+        make("td", { class: "number" }, row.workers), make("td", {}, row.start_method),
+        make("td", { class: "number" }, row.workers ? row.prefetch_factor : ""),
+        row.trouble ? make("td", { colspan: 4 }, row.trouble) : [
+          make("td", { class: "number" }, short(row.rate)),
+          make("td", { class: "number" }, row.error === null ? "" : `±${percent(row.error)}`),
+          make("td", { class: "number" }, span(row.first_batch_seconds)),
+          make("td", { class: "number" }, row.kind === "processes" ? bytes(row.worker_bytes) : "")])))));
+  }
+
+  /** Rates by number of workers, a line for each kind of them. */
+  function tuningChart(one, at) {
+    const place = document.getElementById(`chart-tuning-${at}`);
+    const rows = one.tried.filter((row) => row.rate > 0 && row.prefetch_factor === 2 && !row.step_seconds);
+    const first = rows.find((row) => row.kind === "processes");
+    const kinds = [["processes", (row) => row.kind === "main" || row.kind === "processes"
+      && row.start_method === first.start_method], ["threads", (row) => row.kind === "threads"]];
+    const lines = kinds.map(([name, belongs]) => [name, new Map(rows.filter(belongs)
+      .map((row) => [row.workers, row.rate]))]).filter(([, points]) => points.size > 0);
+    const counts = [...new Set(rows.map((row) => row.workers))].sort((a, b) => a - b);
+    if (counts.length < 2) { place.remove(); return; }
+    const note = make("span", { class: "note" }, "");
+    const told = (number) => `${many(counts[number], "worker")}: ${lines.filter(([, points]) =>
+      points.has(counts[number])).map(([name, points]) => `${name} ${short(points.get(counts[number]))}`)
+      .join(", ")} ${one.unit} a second`;
+    const plot = new uPlot({
+      width: place.clientWidth || 600, height: 220, legend: { show: false },
+      cursor: { drag: { x: true, y: false }, points: { size: 7 } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+      axes: [{ ...axis((value) => Number.isInteger(value) ? grouped(value) : ""), size: 34, incrs: [1, 2, 4, 8, 16, 32] },
+        axis(short)],
+      series: [{}, ...lines.map(([name], line) => ({ label: name, stroke: colour(`--c${line}`), width: 2,
+        spanGaps: true, points: { show: true, size: 7 } }))],
+      hooks: { setCursor: [(self) => {
+        const index = self.cursor.idx;
+        note.textContent = index === null || index === undefined || self.cursor.left < 0 ? "" : told(index);
+      }] },
+    }, [counts, ...lines.map(([, points]) => counts.map((count) => points.has(count) ? points.get(count) : null))], place);
+    place.setAttribute("aria-label", `${one.unit} a second by number of workers. ${counts.map((_, number) =>
+      told(number)).join("; ")}. Arrow keys move from point to point.`);
+    place.addEventListener("keydown", (event) => {
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!move) return;
+      const to = Math.max(0, Math.min(counts.length - 1, (plot.cursor.idx ?? -1) + move));
+      plot.setCursor({ left: plot.valToPos(counts[to], "x"), top: 10 });
+      say(told(to));
+      event.preventDefault();
+    });
+    place.append(make("div", { class: "keys" }, ...lines.map(([name], line) => make("span", {},
+      make("span", { class: "swatch", colour: `--c${line}` }), name)),
+    make("span", { class: "soft" }, `${one.unit} a second, by number of workers`)),
+    make("div", { class: "under" }, note));
+    charts.push({ plot, place, time: false });
+  }
+
   // -- the rest --------------------------------------------------------------------------
 
   const EVENTS = {
@@ -854,8 +952,9 @@
     charts = [];
     colours.clear();
     document.getElementById("head").replaceChildren(...head().filter(Boolean));
-    document.getElementById("main").replaceChildren(...[verdict(), tiles(), timePart(), memoryPart(),
-      samplesPart(), incidentsPart(), badPart(), eventsPart(), setupPart()].filter(Boolean));
+    const parts = onlyTuning() ? [tuningPart(), setupPart()] : [verdict(), tiles(), timePart(), memoryPart(),
+      samplesPart(), incidentsPart(), badPart(), eventsPart(), tuningPart(), setupPart()];
+    document.getElementById("main").replaceChildren(...parts.filter(Boolean));
     document.getElementById("foot").replaceChildren(foot());
     const hint = `Drag over a part to enlarge it in all charts.${marks().length > 0
       ? " Point at a marker to read what happened, click it for more." : ""}`;
@@ -875,6 +974,7 @@
       bars(`times-${number}`, one.times, span, "Time to load a sample");
       bars(`sizes-${number}`, one.sizes, bytes, "Size of a sample");
     });
+    story.tuning.forEach(tuningChart);
     if (view.range !== null) zoom(view.range);
     returnFocus(focus);
     scrollTo(0, at);
