@@ -204,6 +204,20 @@ def test_every_search_ends_in_time_with_advice_that_was_tried(
     plain(search, found, Request())
 
 
+def test_on_a_very_busy_machine_workers_that_wait_for_each_other_are_not_too_few() -> None:
+    """Figures of two cores with twenty other programs, where one worker had a sixth of a core."""
+    search = Search(Conditions(cores=2))
+    for setting, batches, cpu, queued in (
+        (Setting(1), 35.7, 0.32, 0.70),
+        (Setting.main(), 36.8, 0.29, 0.0),
+        (Setting(2), 24.4, 0.23, 1.69),
+    ):
+        part = Slice(1.0, batches, cpu, queued, 0.01, 0.1)  # type: ignore[arg-type]
+        search.add(Trial(setting, (part,) * 6))
+    assert search.enough("processes").setting == Setting(2)  # type: ignore[union-attr]
+    assert search.next(30) == Setting.threads(2)
+
+
 def test_time_without_a_processor_does_not_count() -> None:
     quiet = Trial(Setting(2), (Slice(1.0, 100, cpu=1.0),) * 3)
     busy = Trial(Setting(2), (Slice(1.0, 50, cpu=0.5, queued=1.0),) * 3)

@@ -27,7 +27,9 @@ LEAST_BUDGET: Final = 64 << 20
 class Limit:
     """What keeps loading from being quicker."""
 
-    kind: str  # "cpu", "memory", "disk", "gil", "consumer", "main process", "waiting", "unknown"
+    kind: str
+    """``cpu``, ``memory``, ``disk``, ``gil``, ``consumer``, ``main process``, ``workers`` (too
+    few), ``waiting`` (for something else) or ``unknown``."""
     words: str
     confidence: Confidence
     advice: str = ""
@@ -87,6 +89,7 @@ def limit_of(search: Search, best: Estimate) -> Limit:
         or _processors(search, best)
         or _main_process(best)
         or _disk(best)
+        or _too_few(search, best)
         or _waiting(search, best)
     )
     return found or Limit(
@@ -188,6 +191,15 @@ def _disk(best: Estimate) -> Limit | None:
     words += f", and read {in_words(int(read))} a second from it" if read > 1 << 20 else ""
     sure: Confidence = "high" if best.disk >= 0.6 and read > 1 << 20 else "medium"
     return Limit("disk", words, sure, "A faster disk, or smaller files.")
+
+
+def _too_few(search: Search, best: Estimate) -> Limit | None:
+    """Workers that are all busy, on a machine that has processors for more."""
+    workers, cores = best.setting.workers, search.conditions.cores
+    if not workers or workers >= cores or best.wanted / workers < MOST_OF_IT:
+        return None
+    words = f"{best.setting.words}: busy all the time, and there are {cores:g} processors"
+    return Limit("workers", words, "high" if best.error <= NOISY else "medium", "More workers.")
 
 
 def _waiting(search: Search, best: Estimate) -> Limit | None:
@@ -449,6 +461,8 @@ def plain(search: Search, advice: Advice | None, request: Request) -> dict[str, 
 
 def _row(search: Search, setting: Setting) -> dict[str, Any]:
     known = search.known(setting)
+    if setting.workers and setting == search.plain(setting.kind, setting.workers):
+        known = search.curve(setting.kind).get(setting.workers)
     trials: Sequence[Trial] = [one for one in search.trials if one.setting == setting]
     row: dict[str, Any] = {
         "kind": setting.kind,

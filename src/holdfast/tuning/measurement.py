@@ -133,6 +133,7 @@ class Estimate:
     limit: float  # batches per second that the processors could do
     wanted: float  # processors that were used or waited for, on average
     cpu: float  # processors that were used
+    busy: float  # the part of the workers' time in which they ran or had no processor
     crowded: float  # the part of the workers' time in which they had no processor
     main_busy: float  # the part of the time in which the main process's main thread had work
     waiting: float  # the part of the time in which the consumer waited
@@ -176,6 +177,7 @@ def estimate(trials: Iterable[Trial], cores: float) -> Estimate | None:
         limit=cores * whole.batches / whole.cpu if whole.cpu > 0 else float("inf"),
         wanted=(whole.cpu + queued) / seconds,
         cpu=whole.cpu / seconds,
+        busy=(whole.cpu - whole.main_cpu + whole.queued) / (seconds * workers),
         crowded=min(1.0, (whole.queued or whole.main_queued) / (seconds * workers)),
         main_busy=(whole.main_cpu + whole.main_queued) / seconds,
         waiting=whole.waited / seconds,

@@ -24,6 +24,8 @@ AHEAD: Final = 1.15  # times the rate of the training step that is enough
 PREFETCH_WORTH_IT: Final = 1.07
 MAIN_WORTH_IT: Final = 2.0  # times the rate of workers that the main process has to have alone
 KEPT_WAITING: Final = 0.05  # of the time: the consumer hardly waits
+BUSY: Final = 0.85  # of the time: workers have something to do
+CROWDED: Final = 0.25  # of the time without a processor: other programs use them
 FULL: Final = 0.9  # of the room: more is not tried
 CLOSE: Final = 0.25  # settings that differ by less are tried again
 VISITS: Final = 3  # of settings that are close
@@ -73,10 +75,18 @@ class Search:
         return any(one.setting == setting and one.trouble is not None for one in self.trials)
 
     def curve(self, kind: str) -> dict[int, Estimate]:
-        """Estimates by number of workers, with all else as at first. Twice as many workers are not
-        more than twice as quick: a rate that says so was measured at an odd time."""
+        """Estimates by number of workers, with all else as at first.
+
+        Twice as many workers are not more than twice as quick: a rate that says so was measured at
+        an odd time. And on a busy machine a worker that has done its batches waits for another one
+        that has no processor, because batches come in order. So if workers are always busy there,
+        the rate is that of one times their number, as far as processors allow.
+        """
         found: dict[int, Estimate] = {}
         for workers, one in self._measured(kind).items():
+            if one.busy >= BUSY and one.crowded >= CROWDED and 1 in found and kind == "processes":
+                likely = min(one.limit, workers * found[1].rate)
+                one = replace(one, rate=max(one.rate, likely))
             most = min(
                 (LINEAR * few.rate * workers / count for count, few in found.items()),
                 default=one.rate,

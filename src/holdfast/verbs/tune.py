@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable
@@ -349,6 +350,12 @@ class _Session:
             told.add(trouble.words)
             click.echo(f"\n{one.setting.words}: {trouble.words}", err=True)
             if len(told) == 1 and trouble.details:
-                click.echo(
-                    "\n".join(f"  {line}" for line in trouble.details.splitlines()), err=True
-                )
+                click.echo(textwrap.indent(trouble.details, "  "), err=True)
+        if any(one.trouble and "while collating" in one.trouble.details for one in trials):
+            click.echo(
+                "\nSamples cannot be put together: name the function that does it with --collate "
+                "mypackage.data:pad, or tune the loader instead of its dataset.",
+                err=True,
+            )
+        elif any(one.trouble and one.trouble.kind == "raised" for one in trials):
+            click.echo(f"\nholdfast scan {self._target}   # lists all bad samples", err=True)

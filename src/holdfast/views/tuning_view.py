@@ -28,6 +28,7 @@ _LIMITS = {
     "consumer": "the consumer",
     "main process": "the main process",
     "waiting": "waiting",
+    "workers": "too few workers",
     "unknown": "unknown",
 }
 

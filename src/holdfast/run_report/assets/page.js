@@ -801,7 +801,8 @@
     && story.incidents.length === 0 && story.bad.length === 0;
 
   const LIMITS = { cpu: "CPU", memory: "memory", disk: "disk", gil: "Python's lock (GIL)",
-    consumer: "the consumer", "main process": "the main process", waiting: "waiting", unknown: "unknown" };
+    consumer: "the consumer", "main process": "the main process", waiting: "waiting", workers: "too few workers",
+    unknown: "unknown" };
 
   const badge = (confidence) => {
     const [tone, words] = SURE[confidence] || ["", confidence];
