@@ -203,13 +203,12 @@ def _too_few(search: Search, best: Estimate) -> Limit | None:
 
 
 def _waiting(search: Search, best: Estimate) -> Limit | None:
-    workers = max(1, best.setting.workers)
-    idle = 1 - best.wanted / workers
-    if idle < 0.5:
+    workers = best.setting.workers
+    if not workers or best.asleep < 0.5:
         return None
     words = (
-        f"workers were waiting {_percent(idle)} of the time, neither for a processor nor for a "
-        "local disk: for a network, a lock, another process, or asleep"
+        f"workers were waiting {_percent(best.asleep)} of the time, neither for a processor nor "
+        "for a local disk: for a network, a lock, another process, or asleep"
     )
     found = search.curve(best.setting.kind)
     before = [one.rate for count, one in found.items() if count < best.setting.workers]
@@ -217,7 +216,7 @@ def _waiting(search: Search, best: Estimate) -> Limit | None:
         if not before or best.rate > WORTH_IT * max(before):
             words += "; more workers are still quicker"
         return Limit("waiting", words, "high", f"--max-workers {2 * workers} tries more.")
-    return Limit("waiting", words, "high" if idle > 0.75 else "medium")
+    return Limit("waiting", words, "high" if best.asleep > 0.75 else "medium")
 
 
 # -- how sure ------------------------------------------------------------------------------
@@ -226,10 +225,21 @@ def _waiting(search: Search, best: Estimate) -> Limit | None:
 def _confidence(search: Search, best: Estimate) -> Confidence:
     """In the kind and number of workers: by noise, and by whether its rivals were tried enough."""
     error = best.error
+    if _is_unfinished(search, best):
+        return "low"
     if best.visits < 2 or error > 2 * NOISY:
         return "low" if error > NOISY else "medium"
     crowded = best.crowded > VERY_BUSY and not best.uses_all_processors
     return "high" if error <= NOISY and not crowded else "medium"
+
+
+def _is_unfinished(search: Search, best: Estimate) -> bool:
+    """Whether there was no time for more workers, which may be quicker."""
+    found = search.curve(best.setting.kind)
+    if not best.setting.workers or best.setting.workers != max(found) or not search.rises(found):
+        return False
+    more = replace(best.setting, workers=best.setting.workers + 1)
+    return more.workers <= search.conditions.most and search.fits(more) and not search.failed(more)
 
 
 # -- the options ---------------------------------------------------------------------------
@@ -411,6 +421,10 @@ def _notes(search: Search, request: Request, best: Estimate) -> list[str]:
         found.append(
             f"Other programs were using the processors: workers had none in up to "
             f"{_percent(busiest)} of the time. Rates are given without that time."
+        )
+    if _is_unfinished(search, best):
+        found.append(
+            "There was no time to try more workers, which may be quicker: give it more --seconds."
         )
     bad = max(search.trials, key=lambda one: one.bad_samples)
     if bad.bad_samples:

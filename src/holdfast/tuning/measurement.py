@@ -134,6 +134,7 @@ class Estimate:
     wanted: float  # processors that were used or waited for, on average
     cpu: float  # processors that were used
     busy: float  # the part of the workers' time in which they ran or had no processor
+    asleep: float  # the part of the rest of the workers' time in which they did not run
     crowded: float  # the part of the workers' time in which they had no processor
     main_busy: float  # the part of the time in which the main process's main thread had work
     waiting: float  # the part of the time in which the consumer waited
@@ -178,6 +179,7 @@ def estimate(trials: Iterable[Trial], cores: float) -> Estimate | None:
         wanted=(whole.cpu + queued) / seconds,
         cpu=whole.cpu / seconds,
         busy=(whole.cpu - whole.main_cpu + whole.queued) / (seconds * workers),
+        asleep=1 - (whole.cpu - whole.main_cpu) / max(1e-9, seconds * workers - whole.queued),
         crowded=min(1.0, (whole.queued or whole.main_queued) / (seconds * workers)),
         main_busy=(whole.main_cpu + whole.main_queued) / seconds,
         waiting=whole.waited / seconds,

@@ -271,7 +271,7 @@ class Search:
                 yield one.setting
         top = max(found)
         ceiling = min([self.conditions.most + 1, *(one for one in failed if one > top)])
-        if self._rises(found):
+        if self.rises(found):
             following = self._following(top)
             if following >= ceiling:
                 most = self.conditions.most
@@ -295,7 +295,7 @@ class Search:
         cores = round(self.conditions.cores)
         return cores if top < cores < 2 * top else 2 * top
 
-    def _rises(self, found: dict[int, Estimate]) -> bool:
+    def rises(self, found: dict[int, Estimate]) -> bool:
         """Whether more workers may bring more."""
         top = found[max(found)]
         if top.uses_all_processors or top.takes_turns or self._satisfied(top):
