@@ -99,7 +99,7 @@ class Hanging(Sleeping):
 class CrashingInThreads(Sleeping):
     def __getitem__(self, index: int) -> Any:
         if threading.current_thread() is not threading.main_thread():
-            os.kill(os.getpid(), signal.SIGSEGV)
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 

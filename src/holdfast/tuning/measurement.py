@@ -180,7 +180,7 @@ def estimate(trials: Iterable[Trial], cores: float) -> Estimate | None:
         cpu=whole.cpu / seconds,
         busy=(whole.cpu - whole.main_cpu + whole.queued) / (seconds * workers),
         asleep=1 - (whole.cpu - whole.main_cpu) / max(1e-9, seconds * workers - whole.queued),
-        crowded=min(1.0, (whole.queued or whole.main_queued) / (seconds * workers)),
+        crowded=min(1.0, _queued(whole, setting) / (seconds * workers)),
         main_busy=(whole.main_cpu + whole.main_queued) / seconds,
         waiting=whole.waited / seconds,
         visits=len(found),
@@ -192,7 +192,7 @@ def _rate(one: Slice, setting: Setting, cores: float) -> float:
     """Batches per second, without the time in which there was no processor for them."""
     seconds = one.seconds
     if not setting.workers:
-        lost = one.main_queued
+        lost = one.main_queued + one.queued
     else:
         lost = one.queued / setting.workers
         if (one.main_cpu + one.main_queued) / seconds >= MAIN_BUSY:
@@ -200,6 +200,10 @@ def _rate(one: Slice, setting: Setting, cores: float) -> float:
     # The kernel adds the time of a wait when it ends: some of it may be from before.
     rate = one.batches / max(seconds - lost, seconds / MOST_CORRECTED)
     return min(rate, cores * one.batches / one.cpu) if one.cpu > 0 else rate
+
+
+def _queued(one: Slice, setting: Setting) -> float:
+    return one.queued if setting.workers else one.main_queued
 
 
 def _takes_turns(trial: Trial) -> bool:

@@ -297,11 +297,13 @@ class _Meter:
                 spent = procfs.scheduled(pid, task)
                 workers_cpu += spent[0]
                 workers_queued += spent[1]
-        main_cpu, main_queued = procfs.scheduled("self", os.getpid())
+        main = os.getpid()
+        main_cpu, main_queued = procfs.scheduled("self", main)
         for task in procfs.tasks("self"):
             spent = procfs.scheduled("self", task)
             cpu += spent[0]
-            queued += spent[1] if task in self.tids else 0.0
+            # Without workers these are the threads of torch and of native libraries.
+            queued += 0.0 if self.pids or task == main else spent[1]
         return _Reading(
             time.perf_counter(),
             self._batches.taken,

@@ -32,8 +32,6 @@ TO_END: Final = 5.0  # seconds for killed processes to be gone
 LITTLE: Final = 0.05  # of the memory: less must be left free
 SHOWN: Final = 2000  # characters of what a trial wrote
 
-_fork = multiprocessing.get_context("fork")
-
 
 def run(
     job: Job, setting: Setting, seed: int, deadline: float, room: int | None = None
@@ -92,11 +90,12 @@ class _Running:
         self._next_weighing = 0.0
 
     def start(self, seed: int, output: int) -> None:
-        ours, theirs = _fork.Pipe()
+        fork = multiprocessing.get_context("fork")
+        ours, theirs = fork.Pipe()
         # A signal between the two lines would leave a process that is not in the list.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            process = _fork.Process(
+            process = fork.Process(
                 target=_begin, args=(blocked, self._job, self._setting, seed, theirs, output)
             )
             process.start()

@@ -91,6 +91,8 @@ def tune(
     Exit status: 0 with a recommendation, 3 if no batch could be loaded, 2 for wrong usage, 130
     if interrupted.
     """
+    if sys.platform != "linux":
+        raise click.UsageError("holdfast tune needs Linux, whose kernel counts what is measured")
     room = _bytes(memory)
     progress = terminal.ProgressLine(quiet=as_json or not sys.stderr.isatty())
     progress(f"making {target}")
