@@ -3,38 +3,111 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from tests.support.processes import eventually
+
+LIMIT = 120  # seconds for a test; then its process ends, and the cluster with it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/ray/" in str(item.path):
             item.add_marker(pytest.mark.ray)
+            # Not by a signal: Ray waits in native code, where none is seen.
+            item.add_marker(pytest.mark.timeout(LIMIT, method="thread"))
 
 
 STORE = 120 << 20  # bytes of an object store
+# A node that is gone is noticed within two seconds; Ray's own values are for real networks.
+QUICKLY = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+class Nodes:
+    """The cluster: a head without processors, to which the trainer belongs, and one node with
+    two."""
+
+    def __init__(self) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "object_store_memory": STORE, "_system_config": QUICKLY}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            self.cluster.add_node(num_cpus=2, object_store_memory=STORE)
+            ray.init(address=self.cluster.address, log_to_driver=False)
+        except BaseException:
+            self.cluster.shutdown()
+            raise
+
+    @property
+    def head(self) -> Any:
+        return self.cluster.head_node
+
+    def add(self, **options: Any) -> Any:
+        """Another node, which actors can be placed on."""
+        from ray._private.state import available_resources_per_node
+
+        node = self.cluster.add_node(object_store_memory=STORE, **options)
+        _await(lambda: node.node_id in available_resources_per_node())
+        return node
+
+    def remove(self, node: Any) -> None:
+        """Kill it, without a word to the head."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def prefer(self, node: Any) -> dict[str, Any]:
+        """Options for actors that run on this node as long as it is there."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        chosen = NodeAffinitySchedulingStrategy(node.node_id, soft=True)
+        return {"num_cpus": 0, "scheduling_strategy": chosen}
+
+    def await_gone(self, node: Any) -> None:
+        """Until the head knows that the node is gone: else it would place actors there."""
+        import ray
+
+        _await(lambda: node.node_id not in [n["NodeID"] for n in ray.nodes() if n["Alive"]])
+
+    def shutdown(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    assert eventually(condition, 30), "the head has not noticed"
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
-    """A head without processors, to which the trainer belongs, and one node with two."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_DEDUP_LOGS"] = "0"
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE}
-    )
-    made.add_node(num_cpus=2, object_store_memory=STORE)
-    ray.init(address=made.address, log_to_driver=False)
+def cluster() -> Iterator[Nodes]:
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # no token in the home folder
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Nodes()
     try:
         yield made
     finally:
-        ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture
+def extra(cluster: Nodes) -> Iterator[Any]:
+    """Another node, which a test may remove."""
+    node = cluster.add(num_cpus=1)
+    try:
+        yield node
+    finally:
+        if node in cluster.cluster.worker_nodes:
+            cluster.remove(node)
+        cluster.await_gone(node)
 
 
 @pytest.fixture(autouse=True)

@@ -37,9 +37,11 @@ class Noisy(Dataset[Any]):
         deadly: dict[int, str] | None = None,
         marks: Path | None = None,
         size: int = 1,
+        uses: int = 0,
     ) -> None:
         self.length, self.seconds, self.size = length, seconds, size
-        self.deadly, self.marks = deadly or {}, marks
+        self.deadly, self.marks, self.uses = deadly or {}, marks, uses
+        self.shift = 0
 
     def __len__(self) -> int:
         return self.length
@@ -47,14 +49,24 @@ class Noisy(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         time.sleep(self.seconds)
         what = self.deadly.get(index)
-        if what and (what == "raise" or marked(self.marks / str(index))):  # type: ignore[operator]
-            if what == "raise":
-                raise ValueError(f"sample {index} is broken")
+        if what == "raise":
+            raise ValueError(f"sample {index} is broken")
+        if what and marked(self.marks / str(index)):  # type: ignore[operator]
             if what == "hang":
                 time.sleep(600)
+            if what == "eat":
+                eaten = []
+                while len(eaten) << 27 < self.uses:  # until it is killed
+                    eaten.append(np.ones(1 << 27, np.uint8))
+                    time.sleep(0.05)
+                time.sleep(10)
             os._exit(9)
         drawn = [random.random(), float(torch.rand(())), float(np.random.rand())]
-        return torch.tensor([index, *drawn], dtype=torch.float64).repeat(self.size)
+        values = [index + self.shift, *drawn]
+        return torch.tensor(values, dtype=torch.float64).repeat(self.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.shift = 1000 * epoch
 
 
 class Stream(IterableDataset[Any]):

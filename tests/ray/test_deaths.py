@@ -28,8 +28,10 @@ from ray import exceptions  # noqa: E402
 )
 def test_each_error_of_ray_is_a_cause(error: Exception, cause: str, memory: bool) -> None:
     death = describe_death(error)
-    assert (death.cause, death.memory) == (cause, memory)
+    assert (death.cause, death.facts.get("memory", False)) == (cause, memory)
     assert cause in CATALOGUE
-    verdict = judge(Evidence(ray_cause=cause, said_by_ray=death.reason, node="n1 on host"))
+    verdict = judge(
+        Evidence(ray_cause=cause, said_by_ray=death.reason, actor="a1", node="n1 on host")
+    )
     assert verdict.cause == cause
-    assert "it ran on node n1 on host" in verdict.because
+    assert "it was actor a1 on node n1 on host" in verdict.because

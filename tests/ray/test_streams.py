@@ -1,9 +1,11 @@
-"""Workers on a Ray cluster give stock torch's batches, whatever becomes of actors and nodes."""
+"""Workers on a Ray cluster give stock torch's batches."""
 
 from __future__ import annotations
 
-import logging
+import json
+import operator
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,24 +14,11 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 import torch
-import torch.utils.data
 
 import holdfast
-from holdfast.engine.events import Limits
-from holdfast.ray import method, ray_driver
+import ray
 from tests.ray.datasets import Noisy, Stream, digest
-
-pytestmark = pytest.mark.timeout(240, method="thread")
-
-
-def stock(dataset: Any, **options: Any) -> str:
-    torch.manual_seed(7)
-    return digest(torch.utils.data.DataLoader(dataset, num_workers=2, **options))
-
-
-def on_ray(dataset: Any, **options: Any) -> Any:
-    torch.manual_seed(7)
-    return holdfast.DataLoader(dataset, num_workers=2, worker_method="ray", **options)
+from tests.ray.loaders import on_ray, stock
 
 
 @pytest.mark.parametrize(
@@ -38,9 +27,8 @@ def on_ray(dataset: Any, **options: Any) -> Any:
         (Noisy(), {"batch_size": 4, "shuffle": True}),
         (Noisy(), {"batch_size": None}),
         (Stream(), {"batch_size": 3}),
-        (Noisy(20, size=300_000), {"batch_size": 2}),
     ],
-    ids=["map", "samples", "stream", "large"],
+    ids=["map", "samples", "stream"],
 )
 def test_batches_are_those_of_stock_torch(cluster: Any, dataset: Any, options: Any) -> None:
     with on_ray(dataset, **options) as loader:
@@ -48,13 +36,19 @@ def test_batches_are_those_of_stock_torch(cluster: Any, dataset: Any, options: A
         assert not loader.incidents
 
 
+def test_large_batches_do_not_fill_the_object_store(cluster: Any) -> None:
+    dataset = Noisy(40, size=300_000)  # 380 MB in all, through stores of 120
+    with on_ray(dataset, batch_size=2, prefetch_factor=8) as loader:
+        assert digest(loader) == stock(dataset, batch_size=2)
+        assert not loader.incidents
+    logs = Path(cluster.head.get_logs_dir_path()).glob("raylet*.out")
+    assert not [one for one in logs if re.search(r"Spilled \d", one.read_text())]
+
+
 def test_persistent_actors_go_on_from_epoch_to_epoch(cluster: Any) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "persistent_workers": True}
-    torch.manual_seed(7)
-    expected = torch.utils.data.DataLoader(Noisy(), num_workers=2, **options)
-    wanted = [digest(expected) for _ in range(3)]
     with on_ray(Noisy(), **options) as loader:
-        assert [digest(loader) for _ in range(3)] == wanted
+        assert [digest(loader) for _ in range(3)] == stock(Noisy(), epochs=3, **options)
 
 
 def test_batches_are_the_users_to_change_and_to_keep(cluster: Any) -> None:
@@ -66,83 +60,75 @@ def test_batches_are_the_users_to_change_and_to_keep(cluster: Any) -> None:
         assert all(torch.equal(one, two + 1) for one, two in zip(kept, before, strict=True))
 
 
-def test_an_actor_that_is_killed_costs_nothing(cluster: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
-    dataset = Noisy(seconds=0.005)
-    expected = stock(dataset, **options)
+def test_the_dataset_is_stored_once_for_all_workers(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[int] = []
+    real = ray.put
+
+    def counted(value: Any) -> Any:
+        put.append(value.nbytes)
+        return real(value)
+
+    monkeypatch.setattr(ray, "put", counted)
+    with on_ray(torch.zeros(100_000, 4), batch_size=25_000) as loader:
+        assert len(list(loader)) == 4
+    (stored,) = put
+    assert 1_600_000 < stored < 2_000_000
+
+
+# -- resumption ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", [Noisy(), Stream()], ids=["map", "stream"])
+def test_another_loader_goes_on_from_the_state_of_one(cluster: Any, dataset: Any) -> None:
+    shuffled = {"shuffle": True} if isinstance(dataset, Noisy) else {}
+    options: dict[str, Any] = {"batch_size": 4, **shuffled}
+    whole = stock(dataset, **options)
     with on_ray(dataset, **options) as loader:
-        iterator, seen = iter(loader), []
-        for number, batch in enumerate(iterator):
-            seen.append(batch)
-            if number in (3, 9):
-                os.kill(iterator._workers[number % 2].pid, 9)
-        assert digest(seen) == expected
-        assert {one.cause for one in loader.incidents} == {"ray-actor-died"}
-        assert "Ray says" in loader.incidents[0].report()
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(3)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    torch.manual_seed(99)
+    with holdfast.DataLoader(dataset, num_workers=2, worker_method="ray", **options) as other:
+        other.load_state_dict(state)
+        assert digest([*first, *other]) == whole
+    with holdfast.DataLoader(dataset, num_workers=2, **options) as processes:
+        processes.load_state_dict(state)
+        assert digest([*first, *processes]) == whole
 
 
-@pytest.mark.parametrize("dataset", [Noisy, Stream])
-def test_an_actor_that_ends_itself_in_a_sample_is_replaced(
-    cluster: Any, tmp_path: Path, dataset: Any
-) -> None:
-    deadly = (
-        Noisy(deadly={21: "die"}, marks=tmp_path)
-        if dataset is Noisy
-        else Stream(dies=tmp_path / "died")
-    )
-    expected = stock(dataset(), batch_size=4)
-    with on_ray(deadly, batch_size=4) as loader:
-        assert digest(loader) == expected
-        assert len(loader.incidents) == 1
+# -- seeds and changes of the dataset -----------------------------------------------------
 
 
-def test_a_node_that_is_removed_takes_its_actors_and_nothing_else(cluster: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
-    dataset = Noisy(160, seconds=0.01)
-    expected = stock(dataset, **options)
-    extra = cluster.add_node(num_cpus=1, object_store_memory=80 << 20, resources={"extra": 1})
-    cluster.wait_for_nodes()
-    with on_ray(
-        dataset, ray_options={"num_cpus": 0, "scheduling_strategy": "SPREAD"}, **options
-    ) as loader:
-        iterator, seen, removed = iter(loader), [], False
-        for number, batch in enumerate(iterator):
-            seen.append(batch)
-            if number >= 6 and not removed:
-                removed = True
-                cluster.remove_node(extra, allow_graceful=False)
-        assert digest(seen) == expected
-        causes = {one.cause for one in loader.incidents}
-        assert causes <= {"ray-node-lost", "ray-actor-died", "ray-object-lost"}
+def test_seeds_of_samples_do_not_depend_on_the_kind_of_worker(cluster: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "seeding": ("sample", 5)}
+    with on_ray(Noisy(20), **options) as actors:
+        torch.manual_seed(7)
+        processes = holdfast.DataLoader(Noisy(20), num_workers=1, **options)
+        assert digest(actors) == digest(processes)
 
 
-def test_a_worker_that_hangs_is_named_with_its_stack_and_replaced(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = Limits(kill_after=1.0, abandon_after=2.0, check_interval=0.2)
-    monkeypatch.setattr(method, "LIMITS", limits)
-    expected = stock(Noisy(), batch_size=4)
-    hangs = Noisy(deadly={21: "hang"}, marks=tmp_path)
-    with on_ray(hangs, batch_size=4, stall_timeout=5.0) as loader:
-        assert digest(loader) == expected
-        (incident,) = loader.incidents
-        assert incident.kind == "stalled"
-        assert "__getitem__" in str(incident.stack)
+def test_changes_of_the_dataset_reach_every_actor_before_the_same_batch(cluster: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "persistent_workers": True}
 
+    def epochs(loader: Any) -> list[str]:
+        found = []
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            found.append(digest(loader))
+        loader.broadcast(operator.methodcaller("set_epoch", 7))
+        return [*found, digest(loader)]
 
-def test_workers_for_which_there_is_no_processor_share_those_there_are(
-    cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_driver, "PATIENCE", 1.0)
-    dataset = Noisy()
+    with on_ray(Noisy(20), **options) as actors:
+        found = epochs(actors)
     torch.manual_seed(7)
-    expected = digest(torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=3))
-    torch.manual_seed(7)
-    caplog.set_level(logging.WARNING, "holdfast")
-    with holdfast.DataLoader(dataset, batch_size=4, num_workers=3, worker_method="ray") as loader:
-        assert digest(loader) == expected
-    assert "has no room for worker" in caplog.text
-    assert "num_cpus=0" in caplog.text
+    with holdfast.DataLoader(Noisy(20), num_workers=2, **options) as processes:
+        assert found == epochs(processes)
+    assert len(set(found)) == 3
+
+
+# -- errors and ends ----------------------------------------------------------------------
 
 
 def test_errors_of_samples_are_torchs_and_bad_samples_may_be_left_out(cluster: Any) -> None:
@@ -153,7 +139,9 @@ def test_errors_of_samples_are_torchs_and_bad_samples_may_be_left_out(cluster: A
     ):
         list(loader)
     with on_ray(broken, batch_size=4, on_bad_sample="skip") as loader:
-        indices = [int(one) for batch in loader for one in batch[:, 0]]
+        with pytest.warns(holdfast.BadSampleWarning):
+            batches = list(loader)
+        indices = [int(one) for batch in batches for one in batch[:, 0]]
         assert indices == [number for number in range(20) if number != 7]
         assert [one.index for one in loader.bad_samples] == [7]
 

@@ -213,6 +213,9 @@ class FakeDriver:
     def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
         return WorkerCheckpoint(seat)
 
+    def place(self, worker: int) -> str:
+        return "a simulated process"
+
     def progress(self, worker: int) -> Progress:
         process = self.living.get(worker)
         if process is None:

@@ -70,6 +70,28 @@ def test_the_workers_of_a_program_are_found_and_measured(make: Any) -> None:
     assert eventually(lambda: not found(watch))
 
 
+def test_worker_threads_are_found_through_what_their_program_writes() -> None:
+    watch = WorkerMonitor(os.getpid())
+    with DataLoader(Slow(), batch_size=4, num_workers=2, worker_method="thread") as loader:
+        stream = iter(loader)
+
+        def seen() -> bool:
+            next(stream)
+            return len(found(watch)) == 2
+
+        assert eventually(seen)
+        first, second = found(watch)
+        assert (first.method, first.number, second.number) == ("thread", 0, 1)
+        assert first.command == "thread holdfast-worker-0"
+        assert str(first.pid) in os.listdir("/proc/self/task")
+        assert first.note is not None
+        assert first.note.step in ("fetch", "collate", "send", "idle")
+        out = Console(file=io.StringIO(), width=160)
+        out.print(worker_table.draw([first, second], []))
+        assert "thread 0" in out.file.getvalue()  # type: ignore[attr-defined]
+    assert not found(watch)
+
+
 def test_somebody_elses_workers_are_not_shown_for_a_pid() -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

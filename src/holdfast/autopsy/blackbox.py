@@ -106,6 +106,15 @@ class Note(NamedTuple):
     step: str
     since: float  # when this step began; the position may have changed since
 
+    def in_words(self, now: float) -> str:
+        """What it is doing, and for how long."""
+        words = self.step
+        if self.step != "idle" and self.task is not None:
+            words += f" batch {self.task}"
+            if self.position is not None:
+                words += f" sample {self.position}"
+        return f"{words}, {max(0.0, now - self.since):.1f} s"
+
 
 class NotedSize(NamedTuple):
     """The size of a worker when it last measured itself, in bytes."""

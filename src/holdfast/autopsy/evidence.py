@@ -114,6 +114,8 @@ class Evidence:
     group_signal_ago: float = 0.0  # seconds before the death; 0: it is still being delivered
     # Of an actor of a Ray cluster.
     node: str = ""  # where it ran
+    actor: str = ""  # its id
+    silent: float | None = None  # seconds without progress
     ray_cause: str = ""  # what Ray's reason means, as a name in the catalogue
     said_by_ray: str = ""  # that reason
     # What was said.

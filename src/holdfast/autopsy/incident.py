@@ -135,6 +135,8 @@ class Incident:
             return f"made no progress{why} and {end}; the run goes on without it"
         if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
+        if self.evidence.get("ray_cause"):
+            return CATALOGUE[self.cause].title
         words = describe_end(self.signal, self.exitcode)
         nursery = self.evidence.get("nursery_end")
         if nursery and self.signal is None and self.exitcode is None:

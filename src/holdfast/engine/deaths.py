@@ -254,7 +254,7 @@ class Deaths:
         if incident.action.endswith(BEING_TAKEN_UP):
             waiting = self._waiting.setdefault(incident.worker_id, deque(maxlen=WAITING))
             waiting.append((exit, incident))
-        if incident.cause == "oom-killed":
+        if incident.cause in ("oom-killed", "ray-out-of-memory"):
             self._of_memory.append(exit.at)
         # Why, and what to do, once for deaths that are alike: what happens again is a line.
         kind = incident.kind_of_death()

@@ -218,6 +218,9 @@ class Driver(Protocol):
     def progress(self, worker: int) -> Progress:
         """What the stall detector compares."""
 
+    def place(self, worker: int) -> str:
+        """Where a worker is, in words: its process, its thread, or its actor and node."""
+
     def size(self, worker: int) -> int | None:
         """Bytes that a running worker has of its own; None if that is not known."""
 

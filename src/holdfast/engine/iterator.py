@@ -383,6 +383,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             raise RuntimeError(
                 f"DataLoader timed out after {self._timeout} seconds\n"
                 f"holdfast: {pool.origin.prefix}no batch came within timeout={self._timeout}"
+                f"{pool.awaited_in_words()}"
             ) from None
         except (KeyboardInterrupt, SystemExit):
             self._in_hand = _NOTHING

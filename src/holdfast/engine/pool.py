@@ -598,6 +598,14 @@ class Pool:
         self.supervisor.run_upkeep()
         return heard
 
+    def awaited_in_words(self) -> str:
+        """Which worker the consumer waits for, where that is, and what it is doing."""
+        worker = self.machine.awaited()
+        if worker is None:
+            return ""
+        doing = self.driver.progress(worker).note.in_words(self.driver.clock())
+        return f"; awaited is worker {worker} ({self.driver.place(worker)}): {doing}"
+
     # -- handles --------------------------------------------------------------------------
 
     def pid(self, worker: int, timeout: float = 30.0) -> int | None:

@@ -279,6 +279,9 @@ class ProcessDriver:
         parts = 0 if slot.channel is None else slot.channel.parts
         return Progress(self.resources.boxes.note(worker), parts, slot.active)
 
+    def place(self, worker: int) -> str:
+        return f"pid {self._slots[worker].pid}"
+
     def size(self, worker: int) -> int | None:
         pid = self._slots[worker].pid
         return None if pid is None else gauge.private(pid)

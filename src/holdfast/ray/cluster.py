@@ -24,24 +24,29 @@ class Death:
 
     cause: str  # a name in the catalogue
     reason: str  # Ray's own words
-    kind: str = "crashed"
-    signal: str | None = None
-    memory: bool = False
+    facts: dict[str, Any]  # fields of `engine.events.Exit`
+
+
+# For the machine it is as if the process that starts the workers had been killed: no sample is
+# suspected. That holds for an actor's process too, because Ray does not say whether it crashed or
+# was killed from outside.
+_OUTSIDE: dict[str, Any] = {"kind": "killed", "nursery_killed": True}
+_FOR_MEMORY: dict[str, Any] = {"kind": "killed", "signal": "SIGKILL", "memory": True}
 
 
 def describe_death(error: BaseException) -> Death:
     """What Ray's error says."""
     reason = " ".join(str(error).split())
     low = reason.lower()
-    if isinstance(error, exceptions.OutOfMemoryError) or "memory monitor" in low:
-        return Death("ray-out-of-memory", reason, "killed", "SIGKILL", memory=True)
+    if isinstance(error, exceptions.OutOfMemoryError) or "running low on memory" in low:
+        return Death("ray-out-of-memory", reason, _FOR_MEMORY)
     if isinstance(error, (exceptions.ObjectLostError, exceptions.OwnerDiedError)):
-        return Death("ray-object-lost", reason, "killed", "SIGKILL")
-    if isinstance(error, exceptions.NodeDiedError) or "node has died" in low or "node died" in low:
-        return Death("ray-node-lost", reason, "killed", "SIGKILL")
-    if isinstance(error, exceptions.ActorUnavailableError):
-        return Death("ray-node-lost", reason, "killed", "SIGKILL")
-    return Death("ray-actor-died", reason)
+        return Death("ray-object-lost", reason, _OUTSIDE)
+    if isinstance(error, (exceptions.NodeDiedError, exceptions.ActorUnavailableError)):
+        return Death("ray-node-lost", reason, _OUTSIDE)
+    if "node has died" in low or "node died" in low:
+        return Death("ray-node-lost", reason, _OUTSIDE)
+    return Death("ray-actor-died", reason, _OUTSIDE)
 
 
 class HeadWatch:

@@ -34,6 +34,7 @@ from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.stack import tidy
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
+from holdfast.autopsy.worker_status import StatusFile, WorkerStatus
 from holdfast.engine import events as ev
 from holdfast.engine.checkpoint import WorkerCheckpoint, random_states_at
 from holdfast.engine.continuation import CannotResume, cannot_resume
@@ -77,12 +78,14 @@ class _Seat(WorkerRecord):
     actor: Any = None
     setup: Any = None
     count: int = 0  # items answered in all
+    actor_id: str = ""
     node: str = ""  # its id, and the name of its host
     pid: int | None = None
     calls: deque[Call] = dataclasses.field(default_factory=deque)  # not taken yet, oldest first
     inbox: deque[Message] = dataclasses.field(default_factory=deque)  # of calls that have arrived
     states: ThreadNotes = dataclasses.field(default_factory=ThreadNotes)  # random states, as sent
-    note: Note = _NOT_STARTED  # as seen last
+    note: Note = _NOT_STARTED  # as seen last, with the time at which that was seen first
+    noted: Note = _NOT_STARTED  # the same, with the time of its machine
     look: Call | None = None  # on its way
     born: bool = False  # its process is there, so it does not wait for room any more
     stack: Call | None = None
@@ -125,6 +128,7 @@ class RayDriver:
         self._said_at = 0.0
         self._head = HeadWatch(self.wake)
         self._lost = False  # the cluster
+        self._status = StatusFile("ray")
 
     def connect(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -152,12 +156,14 @@ class RayDriver:
         seat = self._seats[worker]
         seat.calls.clear()
         seat.inbox.clear()
-        seat.node, seat.pid, seat.note, seat.look, seat.stack = "", None, _NOT_STARTED, None, None
+        seat.node, seat.pid, seat.look, seat.stack = "", None, None, None
+        seat.note = seat.noted = _NOT_STARTED._replace(since=self.clock())
         seat.stalled, seat.born, seat.since = False, False, self.clock()
         seat.setup, seat.count = setup, setup.answered
         chosen = {"num_cpus": 1, **options}
         seat.squeezed = chosen["num_cpus"] == 0
         seat.actor = _Actor.options(**chosen).remote(setup, self._blueprint, holdfast.__version__)
+        seat.actor_id = seat.actor._actor_id.hex()
         self._call(seat, seat.actor.begin.remote())
         self._call(seat, seat.actor.take_up.remote())
         seat.look = Call(seat.actor.look.remote())
@@ -279,12 +285,24 @@ class RayDriver:
                 continue
             if seat.look is not None and seat.look.done:
                 if seat.look.error is None:
-                    seat.note, seat.born = seat.look.result, True
+                    seat.born = True
+                    if seat.look.result != seat.noted:
+                        seat.noted = seat.look.result
+                        seat.note = seat.noted._replace(since=now)
                 seat.look = None
             if seat.look is None and seat.calls:
                 seat.look = Call(seat.actor.look.remote())
             if not seat.born and now - seat.since > PATIENCE:
                 self._waits_for_room(worker, seat, now)
+        if self._status.due(now):
+            self._status.write(
+                (
+                    WorkerStatus(worker, seat.pid, self.place(worker), seat.note)
+                    for worker, seat in enumerate(self._seats)
+                    if seat.actor is not None
+                ),
+                now,
+            )
 
     def _waits_for_room(self, worker: int, seat: _Seat, now: float) -> None:
         """An actor has not started yet."""
@@ -363,7 +381,7 @@ class RayDriver:
             raise error  # a mistake of ours: the user's errors are answers
         ray.kill(seat.actor)  # if only an object was lost, or its node cannot be reached
         death = describe_death(error)
-        self._exit(worker, death.kind, death, signal=death.signal, memory=death.memory)
+        self._exit(worker, death, **death.facts)
 
     def _gone(self, worker: int, generation: int, kind: str) -> None:
         """It has been told to end, and is not waited for."""
@@ -374,9 +392,9 @@ class RayDriver:
             pass
         if seat.actor is not None:
             ray.kill(seat.actor)
-            self._exit(worker, "stalled" if seat.stalled else kind, None)
+            self._exit(worker, None, kind="stalled" if seat.stalled else kind)
 
-    def _exit(self, worker: int, kind: str, death: Death | None, **facts: Any) -> None:
+    def _exit(self, worker: int, death: Death | None, **facts: Any) -> None:
         seat, options = self._seats[worker], self._options
         seat.actor = None
         seat.calls.clear()
@@ -384,14 +402,15 @@ class RayDriver:
         head = seat.asked[0][0] if seat.asked else None
         task = head.task if isinstance(head, ev.IsolationTest) else head
         number = task.number if isinstance(task, ev.Task) else None
-        note = seat.note if seat.note.task == number else None
+        # An actor that died has gone on since it was looked at; one that stalled has not.
+        fresh = seat.note.task == number and (seat.stalled or facts.get("memory"))
+        note = seat.note if fresh else None
         stack = ""
         if seat.stack is not None and seat.stack.done and seat.stack.error is None:
             stack = tidy(seat.stack.result)
         none = cannot_resume(options.recovery, seat.progress) if options.iterable else None
         exit = ev.Exit(
             self.clock(),
-            kind,
             task=number,
             position=None if note is None else note.position,
             step="idle" if number is None else "fetch" if note is None else note.step,
@@ -406,6 +425,8 @@ class RayDriver:
             stalled=seat.stalled,
             sent_by_us=seat.stalled,
             node=seat.node,
+            actor=seat.actor_id,
+            silent=self.clock() - max(seat.note.since, seat.active) if seat.stalled else None,
             said_by_ray="" if death is None else death.reason,
             ray_cause="" if death is None else death.cause,
         )
@@ -422,6 +443,12 @@ class RayDriver:
         seat = self._seats[worker]
         # To wait for room in the cluster is no stall, however long that takes.
         return Progress(seat.note, 0 if seat.born else int(self.clock() * 1000), seat.active)
+
+    def place(self, worker: int) -> str:
+        seat = self._seats[worker]
+        if not seat.born:
+            return f"actor {seat.actor_id}, which waits for its start"
+        return f"actor {seat.actor_id} on node {seat.node}, pid {seat.pid} there"
 
     def size(self, worker: int) -> int | None:
         return None
@@ -458,6 +485,7 @@ class RayDriver:
 
     def close(self) -> None:
         self._head.close()
+        self._status.close()
         for seat in self._seats:
             seat.actor = None
             seat.calls.clear()

@@ -23,6 +23,7 @@ from holdfast.autopsy.readers import procfs
 from holdfast.autopsy.stack import dump_of, tidy
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.verdict import Verdict
+from holdfast.autopsy.worker_status import StatusFile, WorkerStatus
 from holdfast.engine import events as ev
 from holdfast.engine.checkpoint import WorkerCheckpoint, random_states_at
 from holdfast.engine.continuation import CannotResume, cannot_resume
@@ -41,7 +42,7 @@ from holdfast.samples.substitute import BatchHints, copy_index
 from holdfast.threads import worker_thread as said
 from holdfast.threads.bells import Bell
 from holdfast.threads.notes import FEWEST, ThreadNotes
-from holdfast.threads.worker_thread import Copies, Message, WorkerThread
+from holdfast.threads.worker_thread import Copies, Message, WorkerThread, name_of
 from holdfast.worker.interface import BATCH
 
 __all__ = ["ThreadDriver", "stuck_threads"]
@@ -93,6 +94,7 @@ class ThreadDriver:
         self._watch_bell = Bell()  # and the background thread for this one
         self._watches_batches = False
         self._consumer = threading.get_ident()
+        self._status = StatusFile("thread")
 
     def connect(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -229,7 +231,13 @@ class ThreadDriver:
         self._watch_bell.ring()
 
     def tick(self, now: float) -> None:
-        pass
+        if self._status.due(now):
+            living = [(n, seat) for n, seat in enumerate(self._seats) if seat.worker is not None]
+            self._status.write((self._status_of(n, seat) for n, seat in living), now)
+
+    def _status_of(self, number: int, seat: _Seat) -> WorkerStatus:
+        kernels = None if seat.worker is None else seat.worker.thread.native_id
+        return WorkerStatus(number, kernels, self.place(number), seat.notes.read())
 
     # -- what they say --------------------------------------------------------------------
 
@@ -289,6 +297,9 @@ class ThreadDriver:
         seat = self._seats[worker]
         return Progress(seat.notes.read(), 0, seat.active)
 
+    def place(self, worker: int) -> str:
+        return f"thread {name_of(worker)}"
+
     def size(self, worker: int) -> int | None:
         return None
 
@@ -340,6 +351,7 @@ class ThreadDriver:
                 self._supervisor.upkeep.remark(number, "still-running", _still_running(worker))
 
     def close(self) -> None:
+        self._status.close()
         for seat in self._seats:
             seat.worker = None
 

@@ -116,14 +116,16 @@ def surroundings(rows: Sequence[Worker], roots: Roots = HERE) -> list[str]:
     return parts
 
 
-NO_WORKERS = "no loader workers are running (processes called pt_data_worker)"
+NO_WORKERS = (
+    "no loader workers are running (processes called pt_data_worker, threads or actors of holdfast)"
+)
 
 
 def _no_workers(pid: int | None) -> str:
     if pid is None:
         return NO_WORKERS
     if os.path.exists(f"/proc/{pid}"):
-        return f"process {pid} has no loader workers now (processes called pt_data_worker)"
+        return f"process {pid} has no loader workers now"
     return f"process {pid} has ended"
 
 
@@ -161,7 +163,7 @@ def _figures(row: Worker) -> list[Text]:
     sizes = (memory.resident, memory.private, memory.shared) if memory else (None, None, None)
     growing = row.growth is not None and row.growth > _NOTABLE_GROWTH
     return [
-        Text(str(row.pid)),
+        Text(str(row.pid or "")),
         Text(_who(row)),
         Text(row.state, _STATES.get(row.state, "")),
         Text("" if row.cpu is None else f"{row.cpu:.0%}"),
@@ -175,6 +177,8 @@ def _figures(row: Worker) -> list[Text]:
 def _who(row: Worker) -> str:
     if row.pid == row.trainer:
         return "trainer"
+    if row.method:
+        return f"{row.method} {row.number}"
     if row.number is None:
         return "ours" if row.ours else "torch"
     return f"ours {row.number}"
@@ -184,13 +188,8 @@ def _doing(row: Worker, spy: Stacks | None) -> str:
     if row.pid == row.trainer:
         return row.command
     if row.note is not None:
-        words = row.note.step
-        if row.note.step != "idle" and row.note.task is not None:
-            where = f"batch {row.note.task}"
-            if row.note.position is not None:
-                where += f" sample {row.note.position}"
-            words = f"{words} {where}"
-        return f"{words}, {max(0.0, time.monotonic() - row.note.since):.1f} s"
+        words = row.note.in_words(time.monotonic())
+        return f"{words}, {row.command}" if row.method else words
     place = spy.places.get(row.pid) if spy is not None else None
     return place or (f"in {row.wchan}" if row.wchan else "")
 

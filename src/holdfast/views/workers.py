@@ -1,7 +1,9 @@
 """Loader workers of any PyTorch program on this machine, ours and torch's, seen from outside.
 
 Both kinds have the process name ``pt_data_worker``; ours have a black box that says what they are
-doing. Needs no permissions beyond those of their user: what cannot be read is left out.
+doing. Worker threads, and actors of a Ray cluster, are in a file that their trainer writes
+(`autopsy.worker_status`). Needs no permissions beyond those of their user: what cannot be read is
+left out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from holdfast.autopsy.blackbox import NAME, NURSERY, Note, read_from_outside
 from holdfast.autopsy.readers import HERE, Roots, procfs, text
+from holdfast.autopsy.worker_status import STATUS_NAME, read_status
 
 __all__ = ["Memory", "Worker", "WorkerMonitor"]
 
@@ -37,7 +40,7 @@ class Memory:
 class Worker:
     """One worker, or a trainer, at one moment. None means unknown."""
 
-    pid: int
+    pid: int  # of a thread its number; of an actor the pid on its node; 0 if that is not known
     trainer: int
     ours: bool
     number: int | None
@@ -49,7 +52,8 @@ class Worker:
     threads: int | None
     note: Note | None
     wchan: str | None
-    command: str
+    command: str  # or where it is, if it is no process
+    method: str = ""  # "thread" or "ray", if it is no process
 
 
 @dataclass
@@ -87,10 +91,17 @@ class WorkerMonitor:
                 for pid, trainer in found.items()
                 if self.pid in (pid, *_upwards(pid, parents))
             }
+        others = {
+            trainer: some
+            for trainer in parents
+            if (self.pid is None or self.pid in (trainer, *_upwards(trainer, parents)))
+            and (some := self._not_processes(trainer))
+        }
         rows: list[Worker] = []
-        for trainer in sorted(set(found.values())):
+        for trainer in sorted({*found.values(), *others}):
             mine = sorted(pid for pid, its in found.items() if its == trainer)
             seen = [row for pid in mine if (row := self._row(pid, trainer)) is not None]
+            seen += others.get(trainer, [])
             head = self._row(trainer, trainer)
             if seen and head is not None:
                 rows += [replace(head, ours=seen[0].ours), *sorted(seen, key=_order)]
@@ -147,6 +158,32 @@ class WorkerMonitor:
             command=self._command(pid),
         )
 
+    def _not_processes(self, trainer: int) -> list[Worker]:
+        """The threads and actors that this process has written about."""
+        rows: list[Worker] = []
+        for path in self._descriptors(trainer, STATUS_NAME):
+            method, workers = read_status(path, trainer) or ("", [])
+            rows += [
+                Worker(
+                    pid=one.number or 0,
+                    trainer=trainer,
+                    ours=True,
+                    number=one.worker,
+                    state="",
+                    cpu=None,
+                    memory=None,
+                    growth=None,
+                    descriptors=None,
+                    threads=None,
+                    note=one.note,
+                    wchan=None,
+                    command=one.place,
+                    method=method,
+                )
+                for one in workers
+            ]
+        return rows
+
     def _measure(self, pid: int, seen: _Seen, now: float) -> None:
         if now < seen.read_again:
             return
@@ -164,21 +201,28 @@ class WorkerMonitor:
             seen.first = seen.last
 
     def _blackbox(self, pid: int) -> tuple[int, Note] | None:
-        folder = self.roots.proc / str(pid) / "fd"
-        try:
-            entries = sorted(os.listdir(folder), key=int, reverse=True)
-        except OSError:
-            return None
-        for entry in entries:
+        for path in self._descriptors(pid, NAME):
             try:
-                if NAME not in os.readlink(folder / entry):
-                    continue
-                found = read_from_outside(str(folder / entry), self._offset(pid, entry))
+                found = read_from_outside(path, self._offset(pid, os.path.basename(path)))
             except OSError:
                 continue  # closed meanwhile, or not permitted
             if found is not None:
                 return found
         return None
+
+    def _descriptors(self, pid: int, name: str) -> Iterator[str]:
+        """The files of a process whose name contains this, youngest first."""
+        folder = self.roots.proc / str(pid) / "fd"
+        try:
+            entries = sorted(os.listdir(folder), key=int, reverse=True)
+        except OSError:
+            return
+        for entry in entries:
+            try:
+                if name in os.readlink(folder / entry):
+                    yield str(folder / entry)
+            except OSError:
+                continue  # closed meanwhile, or not permitted
 
     def _offset(self, pid: int, descriptor: str) -> int:
         written = text(self.roots.proc / str(pid) / "fdinfo" / descriptor) or ""

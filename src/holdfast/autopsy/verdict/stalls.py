@@ -37,6 +37,9 @@ def stall(e: Evidence) -> Verdict | None:
     seen = e.activity
     if seen is None:
         said = "it made no progress; what it was doing could not be read"
+        if e.actor:
+            silent = "" if e.silent is None else f" for {e.silent:.1f} s"
+            said = f"actor {e.actor} on node {e.node or 'unknown'} made no progress{silent}"
         return verdict(
             "silent-stall",
             "low" if not e.stack else "medium",

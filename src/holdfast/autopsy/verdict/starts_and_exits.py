@@ -7,7 +7,6 @@ import os
 from textwrap import indent
 
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
-from holdfast.autopsy.cause import Confidence
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.verdict.draft import AT_ONCE, Verdict, end_of, to_all, verdict
 from holdfast.explain.clues import Finding, find
@@ -27,9 +26,8 @@ def lost_by_ray(e: Evidence) -> Verdict | None:
     """An actor of a Ray cluster: Ray knows best."""
     if not e.ray_cause:
         return None
-    where = [f"it ran on node {e.node}"] if e.node else []
-    sure: Confidence = "medium" if e.ray_cause == "ray-actor-died" else "high"
-    return verdict(e.ray_cause, sure, f"Ray says: {e.said_by_ray}", *where)
+    where = [f"it was actor {e.actor} on node {e.node}"] if e.node else []
+    return verdict(e.ray_cause, "high", f"Ray says: {e.said_by_ray}", *where)
 
 
 def not_forked(e: Evidence) -> Verdict | None:

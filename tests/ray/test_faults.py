@@ -1,0 +1,193 @@
+"""Whatever becomes of actors, nodes and objects: every batch once, in order, and stock torch's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+import psutil
+
+from holdfast.engine.events import Limits
+from holdfast.ray import method, ray_driver
+from holdfast.views.workers import WorkerMonitor
+from tests.ray.datasets import Noisy, Stream, digest
+from tests.ray.loaders import on_ray, stock
+from tests.support.processes import eventually
+
+
+def test_a_storm_of_kills_costs_nothing(cluster: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    dataset = Noisy(120, seconds=0.005)
+    with on_ray(dataset, max_restarts=None, **options) as loader:
+        iterator, seen = iter(loader), []
+        for number, batch in enumerate(iterator):
+            seen.append(batch)
+            if number in (2, 3, 9, 14, 15):
+                os.kill(iterator._workers[number % 2].pid, signal.SIGKILL)
+        assert digest(seen) == stock(dataset, **options)
+        incidents = loader.incidents
+    assert len(incidents) >= 4
+    assert {one.cause for one in incidents} == {"ray-actor-died"}
+    assert "Ray says" in incidents[0].report()
+    assert incidents[0].evidence["actor"] in incidents[0].report()
+    assert incidents[0].evidence["node"] in incidents[0].report()
+
+
+@pytest.mark.parametrize("kind", [Noisy, Stream])
+def test_an_actor_that_ends_itself_in_a_sample_is_replaced(
+    cluster: Any, tmp_path: Path, kind: Any
+) -> None:
+    deadly = (
+        Noisy(deadly={21: "die"}, marks=tmp_path)
+        if kind is Noisy
+        else Stream(dies=tmp_path / "died")
+    )
+    with on_ray(deadly, batch_size=4) as loader:
+        assert digest(loader) == stock(kind(), batch_size=4)
+        assert len(loader.incidents) == 1
+
+
+def test_an_actor_that_rays_memory_monitor_ends_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    memory = psutil.virtual_memory()
+    room = min(1 << 30, memory.available // 8)
+    threshold = (memory.total - memory.available + room) / memory.total
+    settings = {
+        "RAY_memory_usage_threshold": f"{threshold:.4f}",
+        "RAY_memory_monitor_refresh_ms": "100",
+    }
+    node = cluster.add(num_cpus=1, env_vars=settings)
+    hungry = Noisy(deadly={21: "eat"}, marks=tmp_path, uses=5 * room)
+    try:
+        with on_ray(
+            hungry, batch_size=4, max_restarts=None, ray_options=cluster.prefer(node)
+        ) as loader:
+            assert digest(loader) == stock(Noisy(), batch_size=4)
+            causes = [one.cause for one in loader.incidents]
+    finally:
+        cluster.remove(node)
+        cluster.await_gone(node)
+    assert "ray-out-of-memory" in causes
+
+
+def test_a_node_that_is_removed_takes_its_actors_and_nothing_else(cluster: Any, extra: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    dataset = Noisy(480, seconds=0.03)
+    with on_ray(dataset, prefetch_factor=2, ray_options=cluster.prefer(extra), **options) as loader:
+        seen = []
+        for number, batch in enumerate(loader):
+            seen.append(batch)
+            if number == 6:
+                cluster.remove(extra)
+        assert digest(seen) == stock(dataset, **options)
+        incidents = loader.incidents
+    assert incidents
+    # What Ray says depends on what it notices first: the node, or the connection of the actor.
+    causes = {one.cause for one in incidents}
+    assert causes <= {"ray-node-lost", "ray-actor-died", "ray-object-lost"}
+
+
+def test_batches_that_were_made_and_are_lost_before_they_are_fetched_are_made_again(
+    cluster: Any, extra: Any
+) -> None:
+    dataset = Noisy(24, seconds=0.02, size=40_000)  # batches of 5 MB
+    raylet = psutil.Process(cluster.head.all_processes["raylet"][0].process.pid)
+    with on_ray(dataset, batch_size=4, ray_options=cluster.prefer(extra)) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        raylet.suspend()  # it would fetch them
+        try:
+            time.sleep(1.0)
+            cluster.remove(extra)
+        finally:
+            raylet.resume()
+        seen += iterator
+        assert digest(seen) == stock(dataset, batch_size=4)
+        causes = {one.cause for one in loader.incidents}
+    assert causes
+    assert causes <= {"ray-node-lost", "ray-actor-died", "ray-object-lost"}
+
+
+def test_workers_without_room_start_when_a_node_is_added(
+    cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_driver, "PATIENCE", 0.5)
+    monkeypatch.setattr(ray_driver, "SAY_AGAIN", 0.5)
+    caplog.set_level(logging.WARNING, "holdfast")
+    seen: list[Any] = []
+    with on_ray(Noisy(), batch_size=4, ray_options={"resources": {"late": 1}}) as loader:
+        consumer = threading.Thread(target=lambda: seen.extend(loader))
+        consumer.start()
+        assert eventually(lambda: "waiting for its start" in caplog.text)
+        node = cluster.add(num_cpus=2, resources={"late": 2})
+        try:
+            consumer.join(60)
+            assert digest(seen) == stock(Noisy(), batch_size=4)
+            assert not loader.incidents
+        finally:
+            cluster.remove(node)
+            cluster.await_gone(node)
+    assert "it asks for CPU 1, late 1; free in the whole cluster: CPU " in caplog.text
+
+
+def test_workers_for_which_there_is_no_processor_share_those_there_are(
+    cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_driver, "PATIENCE", 1.0)
+    caplog.set_level(logging.WARNING, "holdfast")
+    with on_ray(Noisy(), num_workers=3, batch_size=4) as loader:
+        assert digest(loader) == stock(Noisy(), num_workers=3, batch_size=4)
+        assert not loader.incidents
+    assert "has no room for worker" in caplog.text
+    assert "num_cpus=0" in caplog.text
+
+
+def test_a_worker_that_hangs_is_named_with_its_node_and_stack_and_replaced(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(kill_after=1.0, abandon_after=2.0, check_interval=0.2)
+    monkeypatch.setattr(method, "LIMITS", limits)
+    hangs = Noisy(deadly={21: "hang"}, marks=tmp_path)
+    with on_ray(hangs, batch_size=4, stall_timeout=5.0) as loader:
+        assert digest(loader) == stock(Noisy(), batch_size=4)
+        (incident,) = loader.incidents
+    assert incident.kind == "stalled"
+    assert incident.sample == 21
+    assert "__getitem__" in str(incident.stack)
+    node = incident.evidence["node"]
+    assert f"on node {node} made no progress for " in incident.report()
+
+
+def test_what_is_awaited_is_shown_by_top_and_in_the_error_of_a_timeout(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(method, "LIMITS", Limits(check_interval=0.2))
+    hangs = Noisy(8, deadly={5: "hang"}, marks=tmp_path)
+    with on_ray(hangs, batch_size=4, timeout=60) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        iterator._timeout = 8  # the workers have started by now
+        pid = iterator._workers[1].pid
+        monitor = WorkerMonitor(os.getpid())
+        seen: list[Any] = []
+
+        def look() -> bool:
+            seen[:] = [row for row in monitor.refresh() if row.pid == pid and row.note is not None]
+            return bool(seen) and seen[0].note.position == 1
+
+        watching = threading.Thread(target=eventually, args=(look, 6))
+        watching.start()
+        with pytest.raises(RuntimeError, match="timed out after 8") as error:
+            next(iterator)
+        watching.join()
+    (row,) = seen
+    assert (row.method, row.number, row.note.step, row.note.task) == ("ray", 1, "fetch", 1)
+    assert "on node " in row.command
+    assert f"awaited is worker 1 ({row.command}): fetch batch 1 sample 1, " in str(error.value)
