@@ -111,6 +111,26 @@ class Ragged(Healthy):
         return torch.zeros(index % 5)
 
 
+class Waiting(Healthy):
+    """As one that reads files: other threads can run meanwhile. `function` may not pickle."""
+
+    def __init__(self, size: int = 10, function: Any = None) -> None:
+        super().__init__()
+        self.size = size
+        self.function = function
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.005)
+        return torch.zeros(self.size)
+
+
+class Calculating(Healthy):
+    """Python code alone."""
+
+    def __getitem__(self, index: int) -> int:
+        return sum(range(40_000))
+
+
 class Crashing(Healthy):
     def __getitem__(self, index: int) -> Any:
         if index == 250:

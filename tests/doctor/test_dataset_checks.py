@@ -44,6 +44,29 @@ def test_a_healthy_dataset_is_good_in_all_that_depends_on_it() -> None:
     assert {name: check.status for name, check in checks.items()} == dict.fromkeys(checks, "good")
 
 
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (patients.Waiting(), ["worker_method='thread' would do. Nothing is pickled"]),
+        (patients.Waiting(function=lambda: 1), ["it cannot be pickled, which is no matter"]),
+        (patients.Waiting(1 << 20), ["'thread' would do", "its batches have 64 MiB", "both"]),
+        (patients.Calculating(), ["processes: two threads load", "Python's lock is held"]),
+    ],
+    ids=["waits", "cannot be pickled", "large", "Python"],
+)
+def test_a_worker_method_is_recommended_from_what_two_threads_gain(
+    dataset: Any, words: list[str]
+) -> None:
+    seen = Samples("fork", nbytes=[4 * getattr(dataset, "size", 1)])
+    check = patient.worker_method(dataset, PLAN, patient.pickles(dataset), seen, lambda _: None)
+    assert all(one in check.meaning for one in words), check.meaning
+
+
+def test_processes_are_recommended_for_samples_that_crash() -> None:
+    check = examined(patients.Crashing())["worker method"]
+    assert "a thread that crashes ends the program" in check.meaning
+
+
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 63, 64, 1000])
 def test_samples_are_taken_from_all_of_the_dataset(size: int) -> None:
     taken = spread(range(size), 32)

@@ -37,6 +37,7 @@ from holdfast.worker.pickling import find_unpicklable
 
 __all__ = ["LoadingPlan", "Rates", "examine"]
 
+LARGE_BATCH = 16 << 20  # bytes, from which on the memory of a batch costs more than its transport
 THREADS_GAIN = 1.5  # of two threads over one, from which on threads are recommended
 _MUCH_MEMORY = 0.5  # of the available memory: warn if more than that is in flight
 
@@ -75,11 +76,14 @@ def examine(
     if forked.seconds and not forked.error:
         checks += [state(forked), sample_times(forked), sample_sizes(forked)]
         checks.append(in_flight(forked, plan, machine, room))
-        checks.append(worker_method(dataset, plan, checks[0], progress))
+        checks.append(worker_method(dataset, plan, checks[0], forked, progress))
         rates = measure_rates(dataset, plan, machine, progress)
         if rates.by_workers:
             checks.append(collation(rates))
         checks.append(saturation(rates, plan))
+    elif forked.crashed:
+        words = "processes: a sample ends its worker, and a thread that crashes ends the program"
+        checks.append(good("worker method", words))
     checks.append(first_trouble(checks))
     return checks
 
@@ -265,7 +269,11 @@ def sample_sizes(seen: Samples) -> Check:
 
 
 def worker_method(
-    dataset: Any, plan: LoadingPlan, pickling: Check, progress: Callable[[str], None]
+    dataset: Any,
+    plan: LoadingPlan,
+    pickling: Check,
+    seen: Samples,
+    progress: Callable[[str], None],
 ) -> Check:
     """Processes or threads: by what two threads gain."""
     crash = "a sample that crashes ends the program then, not its worker"
@@ -283,9 +291,15 @@ def worker_method(
         return good("worker method", words)
     measured = f"two threads load {gain:.1f} times as many samples as one"
     if gain >= THREADS_GAIN:
+        batch = int(statistics.median(seen.nbytes)) * plan.batch_size
+        large = (
+            f". But its batches have {in_words(batch)}, which processes copy into memory that is "
+            "used again, and threads into new memory: measure both"
+        )
         words = (
             f"{measured}, so Python's lock is free most of the time: worker_method='thread' would do"
             f"{cannot_pickle}. Nothing is pickled or copied with it, but {crash}"
+            f"{large if batch >= LARGE_BATCH else ''}"
         )
         return good("worker method", words)
     return good(
