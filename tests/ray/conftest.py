@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,11 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 STORE = 120 << 20  # bytes of an object store
-# A node that is gone is noticed within two seconds; Ray's own values are for real networks.
+# A node that is gone is noticed within four seconds; Ray's own values are for real networks.
 QUICKLY = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
-    "health_check_failure_threshold": 3,
+    "health_check_failure_threshold": 8,
 }
 
 
@@ -63,13 +63,6 @@ class Nodes:
         """Kill it, without a word to the head."""
         self.cluster.remove_node(node, allow_graceful=False)
 
-    def prefer(self, node: Any) -> dict[str, Any]:
-        """Options for actors that run on this node as long as it is there."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        chosen = NodeAffinitySchedulingStrategy(node.node_id, soft=True)
-        return {"num_cpus": 0, "scheduling_strategy": chosen}
-
     def await_gone(self, node: Any) -> None:
         """Until the head knows that the node is gone: else it would place actors there."""
         import ray
@@ -98,16 +91,39 @@ def cluster() -> Iterator[Nodes]:
         made.shutdown()
 
 
+class Spots:
+    """Nodes for two actors each, which take turns. `options` place actors there."""
+
+    options: ClassVar = {"num_cpus": 0, "resources": {"spot": 1}}
+
+    def __init__(self, cluster: Nodes) -> None:
+        self._cluster = cluster
+        self._node: Any = None
+        self._removed: list[Any] = []
+
+    def add(self, **options: Any) -> None:
+        self._node = self._cluster.add(num_cpus=0, resources={"spot": 2}, **options)
+
+    def remove(self) -> None:
+        """As when a machine is preempted."""
+        node, self._node = self._node, None
+        self._removed.append(node)
+        self._cluster.remove(node)
+
+    def close(self) -> None:
+        if self._node is not None:
+            self.remove()
+        for node in self._removed:
+            self._cluster.await_gone(node)
+
+
 @pytest.fixture
-def extra(cluster: Nodes) -> Iterator[Any]:
-    """Another node, which a test may remove."""
-    node = cluster.add(num_cpus=1)
+def spots(cluster: Nodes) -> Iterator[Spots]:
+    made = Spots(cluster)
     try:
-        yield node
+        yield made
     finally:
-        if node in cluster.cluster.worker_nodes:
-            cluster.remove(node)
-        cluster.await_gone(node)
+        made.close()
 
 
 @pytest.fixture(autouse=True)
