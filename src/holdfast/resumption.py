@@ -441,6 +441,9 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
         ) from error
     mine = _facts(loader)
     differences = _differences(theirs, mine)
+    if {theirs.get("worker_method"), mine["worker_method"]} == {"multiprocessing", "ray"}:
+        for name in ("worker_method", "start_method"):  # an actor has a process's random states
+            differences.pop(name, None)
     if checkpoint is not None and checkpoint.unsettled:
         differences["unsettled"] = (
             "the state was taken when the loader was closed while its persistent workers were "
