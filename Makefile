@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-all test-frameworks test-ray test-report test-versions bench lint format dist docs causes pictures clean
+.PHONY: help demo test test-slow test-all test-frameworks test-ray test-report test-dashboard test-versions bench lint format dist docs causes pictures clean
 # Two pip runs in one environment would trip over each other.
 .NOTPARALLEL:
 
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-frameworks  with the real packages people train with'
 	@echo 'make test-ray  with workers on a Ray cluster of several nodes, on this machine'
 	@echo 'make test-report  the page of `holdfast report` in a real Chromium (CHROMIUM=path)'
+	@echo 'make test-dashboard  the Grafana dashboard against the schema that Grafana publishes; needs npm'
 	@echo 'make test-versions  the quick suite with the oldest, the pinned and the newest torch'
 	@echo 'make bench     holdfast beside torch and its peers (BENCH_ARGS="--quick" for a glance)'
 	@echo 'make lint      ruff and mypy'
@@ -37,20 +38,26 @@ demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report and not ray' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report and not grafana and not ray' $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test
 	HOLDFAST_STORM_SECONDS=40 $(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal \
-		-m 'slow and not frameworks and not report and not ray' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
+		-m 'slow and not frameworks and not report and not grafana and not ray' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
-	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report and not ray' $(PYTEST_ARGS)
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report and not grafana and not ray' $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
 	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadscope -m 'frameworks and not slow' $(PYTEST_ARGS)
 
 test-report: $(VENV)/.has-report
 	$(RUN) -m pytest -m report tests/run_report $(PYTEST_ARGS)
+
+GRAFANA := build/grafana-schema
+test-dashboard: $(VENV)/.has-test
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(GRAFANA) \
+		@grafana/schema@13.2.3 typescript@5
+	GRAFANA_MODULES=$(GRAFANA)/node_modules $(RUN) -m pytest -m grafana tests/metrics $(PYTEST_ARGS)
 
 pictures: $(VENV)/.has-report
 	$(RUN) examples/demo.py --picture docs/images/demo.svg

@@ -26,6 +26,7 @@ from benchmarks.loaders import LOADERS
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 120.0
+KINDS = ("speed", "memory", "recovery")
 MEMORY_FILES = ("/dev/shm/", "/memfd:")
 SAMPLING = 0.1  # seconds between two looks at the memory of the tree
 
@@ -45,6 +46,7 @@ class Plan:
     loaders: Sequence[str]
     repeat: int
     seconds: float
+    kinds: Sequence[str] = KINDS
 
     def __iter__(self) -> Iterator[tuple[int, str, str, str]]:
         """Round, kind, workload, loader: in the order in which they are measured."""
@@ -52,9 +54,9 @@ class Plan:
             for workload in self.workloads:
                 yield turn, "ceiling", workload, "torch"
                 for kind in ("speed", "memory"):
-                    for loader in rotated(self.loaders, turn):
+                    for loader in rotated(self.loaders, turn) if kind in self.kinds else ():
                         yield turn, kind, workload, loader
-                if "holdfast" in self.loaders:
+                if "holdfast" in self.loaders and "recovery" in self.kinds:
                     yield turn, "recovery", workload, "holdfast"
 
 
