@@ -60,6 +60,7 @@ test-dashboard: $(VENV)/.has-test
 	GRAFANA_MODULES=$(GRAFANA)/node_modules $(RUN) -m pytest -m grafana tests/metrics $(PYTEST_ARGS)
 
 pictures: $(VENV)/.has-report
+	$(RUN) .ci/diagrams.py docs/images
 	$(RUN) examples/demo.py --picture docs/images/demo.svg
 	$(RUN) -m tests.run_report.pictures docs/images
 

@@ -1,11 +1,14 @@
-"""The list of files in docs/architecture.md is that of the package."""
+"""docs/architecture.md: its list of files is that of the package, its diagrams are as they are drawn."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import holdfast
+from holdfast.engine import events
 
 PACKAGE = Path(holdfast.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -39,3 +42,15 @@ def test_every_module_is_in_the_list_and_nothing_else() -> None:
     apart = {one for one in modules if not any(one.startswith(folder) for folder in folders)}
     assert {one for one in apart if Path(one).name not in UNSAID} - named == set()
     assert {one for one in named - folders if not (PACKAGE / one).exists()} == set()
+
+
+def test_the_diagrams_are_those_that_make_pictures_draws(tmp_path: Path) -> None:
+    program = PAGE.parents[1] / ".ci" / "diagrams.py"
+    subprocess.run([sys.executable, str(program), str(tmp_path)], check=True, timeout=60)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert sorted(drawn) == ["batch.svg", "death.svg", "processes.svg"]
+    for name, text in drawn.items():
+        assert (PAGE.parent / "images" / name).read_text(encoding="utf-8") == text
+        assert f"](images/{name})" in PAGE.read_text(encoding="utf-8")
+        for one in re.findall(r"\b[A-Z][a-z]+[A-Z][a-z]+\b", text):  # events and actions
+            assert hasattr(events, one), one

@@ -126,7 +126,7 @@ def test_the_doctor_does_not_call_a_machine_good_that_refuses_us_something() -> 
 
 
 def test_readme_says_of_each_feature_what_is_lost_without() -> None:
-    section = (HERE.parents[1] / "README.md").read_text().split("## What it needs")[1]
+    section = (HERE.parents[1] / "docs" / "versions.md").read_text().split("## What needs")[1]
     table = section.split("## Docs")[0]
     assert [name for name in kernel.FEATURES if name not in table] == []
 
