@@ -142,6 +142,7 @@ def new_iterator(
                 bookmark,
                 resumed,
                 origin,
+                logbook,
             )
     if chosen.worker_method == "multiprocessing":
         why_not = _no_processes()

@@ -55,7 +55,7 @@ def test_what_is_said_of_other_loaders_was_measured() -> None:
         "ends": "ends",
         "hangs": "hangs",
         "none left": "none left",
-        "workers left": r"\d+ processes left",
+        "processes left": r"\d+ processes left",
     }
     for row, seen in zip(table()[1:5], measured[1:], strict=True):
         for cell, outcome in zip(row[2:], seen[2:], strict=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,23 @@ def test_without_a_logbook_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -
     assert iterator._pool.progress is None
     assert Recorder.watch is None
     assert len(list(iterator)) == 2
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_without_workers_it_tells_how_long_loading_took(tmp_path: Path, policy: str) -> None:
+    data = Named(4 if policy == "raise" else 8)
+    loader = DataLoader(data, batch_size=2, logbook=tmp_path, on_bad_sample=policy, name="a")
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the bad sample
+        batches = list(loader)
+        for _ in loader:
+            break  # an epoch that is left early is told too
+        gc.collect()
+    whole = time.monotonic() - began
+    all_of_it, left = [one for one in read(tmp_path).progress if one["ended"]]
+    assert all_of_it["batches"] == len(batches) == len(data) / 2
+    assert all_of_it["samples"] == len(data) - (policy == "skip")
+    assert (left["batches"], left["samples"]) == (1, 2)
+    assert 0.01 <= all_of_it["wait_seconds"] <= all_of_it["elapsed"] <= whole
+    assert all_of_it["seats"] == 0

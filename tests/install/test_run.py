@@ -110,12 +110,13 @@ def test_a_script_is_as_with_python_and_survives_a_death(tmp_path: Path) -> None
     assert (ours.code, ours.out) == (plain.code, plain.out)
     (book,) = books(tmp_path)
     assert ours.err[0].startswith("[Numbers] worker 0 (pid ")
-    assert ours.err[-3] == "holdfast: 1 worker was lost (1 was killed)"
-    assert ours.err[-2].startswith(
+    assert ours.err[-4] == "holdfast: 1 worker was lost (1 was killed)"
+    assert ours.err[-3].startswith(
         "holdfast: with torch's own workers this program would have ended"
     )
-    assert ours.err[-1] == f"holdfast: the whole story: holdfast incidents {book}"
-    assert all(line.startswith("    ") for line in ours.err[1:-3])
+    assert ours.err[-2] == f"holdfast: the whole story: holdfast incidents {book}"
+    assert ours.err[-1] == f"holdfast: as a page with curves: holdfast report {book} --open"
+    assert all(line.startswith("    ") for line in ours.err[1:-4])
     story = logbook.read(book)
     assert [one["kind"] for one in story.incidents] == ["killed"]
     assert story.runs[0]["command"] == list(arguments)
@@ -279,8 +280,8 @@ def test_samples_lost_are_told_and_options_reach_the_loaders(tmp_path: Path) -> 
         HOLDFAST_QUARANTINE="bad.jsonl",
     )  # fmt: skip
     assert (ended.code, ended.out) == (0, "271\n")
-    assert ended.err[-2] == "holdfast: 1 sample was bad (1 left out)"
-    assert ended.err[-1] == f"holdfast: the whole story: holdfast incidents {tmp_path / 'book'}"
+    assert ended.err[-3] == "holdfast: 1 sample was bad (1 left out)"
+    assert ended.err[-2] == f"holdfast: the whole story: holdfast incidents {tmp_path / 'book'}"
     assert (tmp_path / "bad.jsonl").exists()
 
 
@@ -493,6 +494,7 @@ def test_what_is_told() -> None:
         "[rank 1] with torch's own workers this program would have ended, or hung, after 2 h 5 min, "
         "at the first of these deaths",
         "[rank 1] the whole story: holdfast incidents runs/today",
+        "[rank 1] as a page with curves: holdfast report runs/today --open",
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.metrics.prometheus_exporter import COUNTERS, GAUGES, LABELS
+from holdfast.metrics.readings import COUNTERS, GAUGES, LABELS
 
 FILE = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 SERIES = {f"holdfast_{name}_total" for name in COUNTERS} | {f"holdfast_{name}" for name in GAUGES}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -336,6 +338,115 @@ def test_what_was_tuned_is_drawn_and_told(open_page: Open, tmp_path: Path) -> No
     assert page.locator("#tuning .fold tbody tr").count() == len(record["tried"])
     assert page.locator("#time").count() == 0  # there was no run
     assert page.evaluate("window.struck") is None
+
+
+def test_a_loader_without_workers_has_its_throughput_and_its_share_of_loading(
+    open_page: Open, tmp_path: Path
+) -> None:
+    logbooks.write(tmp_path / "log", hours=0.1, workers=0, incidents=0, bad=2)
+    path = tmp_path / "log" / "progress.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    drop = (
+        "in_flight",
+        "budget",
+        "shared_bytes",
+        "held_bytes",
+        "times",
+        "sizes",
+        "slowest",
+        "largest",
+    )
+    for record in records:
+        record.update(bytes=0, seconds={}, workers={}, wait_seconds=0.6 * record["elapsed"])
+        for name in drop:
+            record.pop(name, None)
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    story = tell(read(tmp_path / "log"), "A run", time.time())
+    (tmp_path / "report.html").write_text(pages.render(story), encoding="utf-8")
+    page = open_page()
+    assert (
+        "there are no workers. It took 60% of the time"
+        in page.locator("#bottleneck").text_content()
+    )
+    assert (
+        "Loading data (it has no workers) 60%" in page.locator("#time .keys").first.text_content()
+    )
+    for chart in ("rate", "waiting", "memory-0"):
+        assert painted(page, chart) > 2, chart
+    assert page.locator("#chart-steps").count() == 0
+    assert page.locator("text=What workers did").count() == 0
+
+
+def test_a_logbook_that_was_cut_off_in_the_middle_of_a_line(
+    open_page: Open, tmp_path: Path
+) -> None:
+    """As a power failure leaves it: the last lines of each file are torn, one has zeros."""
+    logbooks.write(tmp_path / "log", hours=0.5, incidents=3, bad=3, ended=False)
+    for path in (tmp_path / "log").glob("*.jsonl"):
+        content = path.read_bytes()
+        path.write_bytes(
+            content[: len(content) - 40] + (b"\0" * 512 if path.stem == "memory" else b"")
+        )
+    story = tell(read(tmp_path / "log"), "A run", time.time())
+    (tmp_path / "report.html").write_text(pages.render(story), encoding="utf-8")
+    page = open_page()
+    assert page.locator("#state").text_content() == "stopped without an end"
+    assert page.locator("#incidents details.card").count() == 2
+    assert page.locator("#bad-table tbody tr").count() == 2
+    assert painted(page, "rate") > 2
+    assert painted(page, "memory-0") > 2
+
+
+def test_a_screen_reader_finds_landmarks_headings_and_words_for_what_is_drawn(
+    open_page: Open, tmp_path: Path
+) -> None:
+    make(tmp_path, hours=0.5)
+    page = open_page()
+    assert page.evaluate("document.documentElement.lang") == "en"
+    for landmark in ("main", "navigation"):
+        assert page.get_by_role(landmark).count() >= 1, landmark
+    levels = page.evaluate(
+        """() => [...document.querySelectorAll("h1, h2, h3, h4")].map((one) => +one.tagName[1])"""
+    )
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels)), (
+        "none is left out"
+    )
+    charts = page.locator(".chart")
+    assert charts.count() >= 5
+    for chart in charts.all():
+        assert chart.get_attribute("aria-label"), chart
+    bars = page.get_by_role("img")
+    assert bars.count() >= 2
+    assert all("%" in bar.get_attribute("aria-label") for bar in bars.all())
+    assert page.locator("#said").get_attribute("aria-live") == "polite"
+    for head in page.locator("#bad-table th").all():
+        assert head.get_attribute("scope") == "col"
+
+
+def test_the_live_page_is_for_those_with_the_token_on_this_machine(
+    open_page: Open, chromium: Any, tmp_path: Path
+) -> None:
+    logbooks.write(tmp_path, hours=0.01, began=time.time() - 36, ended=False, bad=0, incidents=0)
+    with LivePage(tmp_path, "A run", every=0.2) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            page = open_page(server.address)
+            assert page.locator("#state").text_content() == "still running"
+            page.context.close()
+            stranger = chromium.new_page()
+            root, _, token = server.address.rstrip("/").rpartition("/")
+            assert len(token) > 20
+            for path in ("/", f"/{token[:-1]}x/"):
+                answer = stranger.goto(root + path)
+                assert answer.status in (403, 404)
+                assert "A run" not in stranger.content()
+            stranger.close()
+        finally:
+            server.shutdown()
+            thread.join(10)
 
 
 def test_the_live_page_follows_the_run(open_page: Open, tmp_path: Path) -> None:

@@ -201,6 +201,13 @@ def test_the_bottleneck(waited: float, seconds: dict[str, float], where: str) ->
     assert find_bottleneck(100.0, waited, 1000, seconds).where == where
 
 
+def test_without_workers_it_is_the_training_step_or_loading() -> None:
+    assert find_bottleneck(100.0, 2.0, 1000, {}, workers=False).where == "consumer"
+    found = find_bottleneck(100.0, 60.0, 1000, {}, workers=False)
+    assert found.where == "fetch"
+    assert "60% of the time" in found.words
+
+
 def test_of_a_short_run_no_bottleneck_is_claimed() -> None:
     assert find_bottleneck(1.0, 0.9, 1000, {"fetch": 1.0}).where == "unknown"
     assert find_bottleneck(100.0, 90.0, 2, {"fetch": 1.0}).where == "unknown"

@@ -2,12 +2,14 @@
 
 There is one for each pool with a logbook. All figures are counted from the beginning of the pool,
 so a record that is lost costs a point of a curve and nothing else. The records of a pool have its
-`series` in common; the last one is written when it is closed.
+`series` in common; the last one is written when it is closed. An iterator without workers has a
+`SerialProgressLog`: all that it knows is how long loading took.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,7 +24,7 @@ from holdfast.engine.epoch import NO_BATCH, Reported
 from holdfast.engine.machine import Machine
 from holdfast.limits.budget import Budget
 
-__all__ = ["ProgressLog"]
+__all__ = ["ProgressLog", "SerialProgressLog"]
 
 AT_FIRST: Final = 1.0  # seconds between two records in the first minute, so that short runs have a
 LATER: Final = 5.0  # curve; and after it
@@ -124,6 +126,56 @@ class ProgressLog:
         value, key = sample
         number = key.removeprefix("-").isdecimal()
         return [round(value, 7), key, self._name_of(int(key)) if number else None]
+
+
+class SerialProgressLog:
+    """The progress of one iterator without workers. Everything is called in the consumer's thread,
+    which writes the records itself, between two batches."""
+
+    def __init__(self, logbook: Logbook, approximate: bool) -> None:
+        self._logbook = logbook
+        self._approximate = approximate
+        self._series = time.time()
+        self._began = self._last = time.monotonic()
+        self._batches = self._samples = 0
+        self._loading = 0.0
+        self._ended = False
+        self._pid = os.getpid()
+
+    def delivered(self, seconds: float, samples: int) -> None:
+        """The consumer gets a batch; loading it took so long."""
+        self._batches += 1
+        self._samples += samples
+        self._loading += seconds
+        now = time.monotonic()
+        if now - self._last >= (AT_FIRST if now - self._began < MINUTE else LATER):
+            self._note(now)
+
+    def end(self) -> None:
+        """No more batches come. A forked child of the trainer says nothing."""
+        if not self._ended and self._pid == os.getpid():
+            self._ended = True
+            self._note(time.monotonic())
+
+    def _note(self, now: float) -> None:
+        self._last = now
+        size = procfs.size("self")
+        figures: dict[str, Any] = {
+            "series": self._series,
+            "elapsed": now - self._began,
+            "batches": self._batches,
+            "samples": self._samples,
+            "approximate": self._approximate,
+            "bytes": 0,
+            "wait_seconds": self._loading,
+            "seats": 0,
+            "trainer_bytes": None if size is None else size.resident,
+            "workers": {},
+            "ended": self._ended,
+            "seconds": {},
+        }
+        self._logbook.progress(lambda: figures)
+        self._logbook.flush()
 
 
 def _sparse(counts: list[int]) -> dict[str, int]:

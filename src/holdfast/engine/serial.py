@@ -6,6 +6,7 @@ import contextlib
 import functools
 import pickle
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,11 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from holdfast.autopsy.blackbox import NoRecorder
+from holdfast.autopsy.logbook import Logbook
 from holdfast.engine.checkpoint import Bookmark, Checkpoint, WorkerCheckpoint
 from holdfast.engine.epoch import EpochCounter
 from holdfast.engine.events import SeatPosition
+from holdfast.engine.progress_log import SerialProgressLog
 from holdfast.engine.sampler_draws import (
     SamplerDraws,
     SamplerStart,
@@ -71,6 +74,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         bookmark: Bookmark | None = None,
         resumed: Checkpoint | None = None,
         origin: LoaderIdentity = _UNNAMED,
+        logbook: Logbook | None = None,
     ) -> None:
         """`resumed`: where another run has left this epoch, or ended the one before it."""
         loaded_state.take_back(loader.dataset)
@@ -127,6 +131,9 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._randomness = Randomness(roots)  # of a map-style dataset
         if resumed is not None and not iterable:
             self._restore_dataset(resumed)
+        self._progress = None if logbook is None else SerialProgressLog(logbook, iterable)
+        if self._progress is not None:
+            weakref.finalize(self, self._progress.end)  # also at the exit of the program
         self._bookmark = bookmark
         if bookmark is not None:
             if bookmark.waiting is not None and resumed is None:
@@ -255,6 +262,27 @@ class SerialIterator(SingleProcessDataLoaderIter):
             yield from enumerate(keys, (number + 1) << 20)
 
     def _next_data(self) -> Any:
+        progress = self._progress
+        if progress is None:
+            return self._load_or_stop()
+        began = time.monotonic()
+        try:
+            data = self._load_or_stop()
+        except StopIteration:
+            progress.end()
+            raise
+        progress.delivered(time.monotonic() - began, self._samples_of_the_last())
+        return data
+
+    def _samples_of_the_last(self) -> int:
+        """How many samples the last batch has."""
+        keys = keys_of(self._last_index, self._auto_collation)
+        if self._careful is None:
+            return len(keys)
+        skipped = sum(bad.action == "skipped" for bad in self._careful.reports)
+        return _samples(self._careful, keys) - skipped
+
+    def _load_or_stop(self) -> Any:
         try:
             if self._careful is not None:
                 return self._next_careful_or_stop(self._careful)

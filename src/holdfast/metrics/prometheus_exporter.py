@@ -5,35 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
-from holdfast import runtime
-from holdfast.report import Report, of
+from holdfast.metrics.readings import COUNTERS, GAUGES, LABELS, Loaders, figures
 
-__all__ = ["COUNTERS", "GAUGES", "Exporter", "prometheus"]
-
-LABELS: Final = ("loader", "rank")
-COUNTERS: Final = {
-    "batches": "Batches that were delivered.",
-    "bytes": "Bytes of batches that came from workers.",
-    "wait_seconds": "Seconds in which the consumer waited for a worker's batch.",
-    "epochs": "Epochs that were begun.",
-    "restarts": "Workers that were replaced after a death or a stall.",
-    "recycled": "Workers that were replaced for their size.",
-    "incidents": "Deaths, stalls and failed starts of workers.",
-    "bad_samples": "Samples that could not be used.",
-}
-"""``holdfast_<name>_total``, with what it says."""
-GAUGES: Final = {
-    "in_flight_bytes": "Bytes of batches that are ordered and not handed over yet.",
-    "held_bytes": "Bytes of batches that the consumer keeps.",
-    "budget_bytes": "Bytes that may be in flight.",
-    "worker_private_bytes": "Private bytes of a worker.",
-}
-"""``holdfast_<name>``; the last one has the label ``worker`` too."""
+__all__ = ["Exporter", "prometheus"]
 
 
 def prometheus(
@@ -60,14 +38,14 @@ def prometheus(
         )
     if registry is not None and not callable(getattr(registry, "register", None)):
         raise TypeError(f"registry has to be a CollectorRegistry, not {registry!r}")
-    return Exporter([of(loader) for loader in loaders], port, address, registry)
+    return Exporter(loaders, port, address, registry)
 
 
 class Exporter:
     """What `prometheus` returns."""
 
     def __init__(
-        self, reports: list[Report], port: int | None, address: str, registry: Any
+        self, loaders: Sequence[Any], port: int | None, address: str, registry: Any
     ) -> None:
         try:
             import prometheus_client
@@ -76,7 +54,7 @@ class Exporter:
             words = "prometheus_client is not installed: pip install 'holdfast[prometheus]'"
             raise ImportError(words) from error
         self._core: Any = core
-        self._loaders = [weakref.ref(report.loader) for report in reports]
+        self._loaders = Loaders(loaders)
         self._registry = prometheus_client.CollectorRegistry() if registry is None else registry
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -136,35 +114,12 @@ class Exporter:
             )
             for name, text in GAUGES.items()
         }
-        for labels, report in self._labelled():
-            figures = report.stats()
-            counts: dict[str, int | float | None] = {**figures}
-            counts["bad_samples"] = report.bad_sample_count
-            if not report.loader.num_workers:  # nothing comes from workers, or is awaited
-                counts["bytes"] = counts["wait_seconds"] = None
-            for name, family in counters.items():
-                if counts[name] is not None:
-                    family.add_metric(labels, counts[name])
-            for name, family in gauges.items():
-                if figures.get(name) is not None:
-                    family.add_metric(labels, figures[name])
+        for labels, report in self._loaders:
+            known = figures(report)
+            for name, family in (*counters.items(), *gauges.items()):
+                if name in known:
+                    family.add_metric(labels, known[name])
             for worker, size in report.worker_bytes().items():
                 gauges["worker_private_bytes"].add_metric((*labels, str(worker)), size)
         yield from counters.values()
         yield from gauges.values()
-
-    def _labelled(self) -> Iterator[tuple[tuple[str, str], Report]]:
-        """Each loader that is still there. Two of the same name are told apart by a number, in
-        the order in which they were given or made: Prometheus refuses equal labels."""
-        found = [ref() for ref in self._loaders] if self._loaders else runtime.loaders()
-        count: dict[tuple[str, str], int] = {}
-        for loader in found:
-            if loader is None:
-                continue
-            report = Report(loader)
-            if not self._loaders and report.engine != "holdfast":
-                continue
-            identity = report.identity
-            labels = identity.loader, "" if identity.rank is None else str(identity.rank)
-            count[labels] = again = count.get(labels, 0) + 1
-            yield (labels if again == 1 else (f"{labels[0]} {again}", labels[1])), report

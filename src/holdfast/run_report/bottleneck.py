@@ -25,9 +25,15 @@ class Bottleneck:
 
 
 def find_bottleneck(
-    active: float, waited: float, batches: int, seconds: Mapping[str, float]
+    active: float,
+    waited: float,
+    batches: int,
+    seconds: Mapping[str, float],
+    *,
+    workers: bool = True,
 ) -> Bottleneck:
-    """`seconds` of all workers together, by step."""
+    """`seconds` of all workers together, by step; without workers `waited` is how long loading took
+    in the training process."""
     if active < TOO_SHORT or batches < TOO_FEW:
         return Bottleneck("unknown", "The run was too short to say what limits it.")
     share = min(1.0, waited / active)
@@ -40,6 +46,13 @@ def find_bottleneck(
             "consumer",
             f"The training step. It waited for data {_percent(share)} of the time{too}.",
             "Faster loading would hardly make this run faster.",
+        )
+    if not workers:
+        return Bottleneck(
+            "fetch",
+            "Loading, in the training process itself: there are no workers. It took "
+            f"{_percent(share)} of the time.",
+            "With num_workers=1 or more, batches are loaded while the model trains.",
         )
     waits = f"The trainer waited for data {_percent(share)} of the time."
     if not whole:

@@ -56,7 +56,9 @@ def tell(run: LoggedRun, title: str, now: float) -> dict[str, Any]:
     waiting = sum(one.waited for one in series)
     active = sum(one.elapsed for one in series)
     seconds = total(one.seconds for one in series)
-    bottleneck = find_bottleneck(active, waiting, sum(one.batches for one in series), seconds)
+    batches = sum(one.batches for one in series)
+    workers = any(one.workers for one in series)
+    bottleneck = find_bottleneck(active, waiting, batches, seconds, workers=workers)
     incidents, left_out = _incidents(run.incidents)
     bad = _bad_samples(run.bad_samples)
     return {
@@ -70,7 +72,7 @@ def tell(run: LoggedRun, title: str, now: float) -> dict[str, Any]:
             "loaders": sorted({_loader(one) for one in [*run.progress, *run.loaders]} - {""}),
         },
         "headline": {
-            "batches": sum(one.batches for one in series),
+            "batches": batches,
             "samples": sum(one.samples for one in series),
             "approximate": any(one.approximate for one in series),
             "bytes": sum(one.bytes for one in series),
@@ -90,7 +92,12 @@ def tell(run: LoggedRun, title: str, now: float) -> dict[str, Any]:
         "width": grid.width,
         "memory": _memory(grid, run, series),
         "flows": [
-            {"rank": rank, "loader": loader, **flow.curves(grid)}
+            {
+                "rank": rank,
+                "loader": loader,
+                "workers": any(one.workers for one in groups[rank, loader]),
+            }
+            | flow.curves(grid)
             for (rank, loader), flow in flows.items()
         ],
         "distributions": [
@@ -148,6 +155,11 @@ class _Series:
     @property
     def samples(self) -> int:
         return max(0, int(self.last["samples"]))
+
+    @property
+    def workers(self) -> bool:
+        """Whether it has any; older records do not say, and are of loaders that have."""
+        return self.last.get("seats") != 0
 
     @property
     def approximate(self) -> bool:

@@ -106,6 +106,8 @@ def _summary(pid: int) -> None:
 def _say(line: str) -> None:
     if sys.stderr is not None:
         try:
-            print(f"holdfast: {line}", file=sys.stderr, flush=True)  # noqa: T201
+            # In one piece, which `print` does not do below `python -u`: ranks share standard error.
+            sys.stderr.write(f"holdfast: {line}\n")
+            sys.stderr.flush()
         except (OSError, ValueError):  # it is closed
             pass

@@ -73,7 +73,9 @@ def tell(found: Figures) -> list[str]:
             f"{duration(found.first)}, at the first of these deaths"
         )
     if told:
-        told += [f"the whole story: holdfast incidents {book}" for book in found.logbooks]
+        for book in found.logbooks:
+            told.append(f"the whole story: holdfast incidents {book}")
+            told.append(f"as a page with curves: holdfast report {book} --open")
     return [f"[rank {found.rank}] {line}" for line in told] if found.rank is not None else told
 
 

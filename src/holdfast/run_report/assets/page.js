@@ -187,7 +187,7 @@
     const about = found.approximate ? "about " : "";
     const rate = known && found.active > 0 ? found.samples / found.active : null;
     return make("div", { class: "tiles", id: "headline" },
-      tile("Batches", known ? grouped(found.batches) : "–", known && bytes(found.bytes)),
+      tile("Batches", known ? grouped(found.batches) : "–", known && found.bytes > 0 && bytes(found.bytes)),
       tile("Samples", known ? about + grouped(found.samples) : "–",
         rate !== null && `${short(rate)} a second`),
       tile("Time", span(found.seconds), oneDay() ? null : "from first to last record"),
@@ -225,25 +225,27 @@
     if (flows.length === 0) {
       return part("time", "Where the time goes", null, make("p", {}, story.headline.recorded
         ? "There are no records of this selection."
-        : "This logbook has no records of progress: it is of a loader without workers, of a run that "
-        + "ended at once, or of an earlier version of holdfast."));
+        : "This logbook has no records of progress: it is of a run that ended at once, or of an earlier "
+        + "version of holdfast."));
     }
     const sum = (name) => flows.reduce((all, one) => all + one[name], 0);
     const spent = (step) => flows.reduce((all, one) => all + one.seconds[step], 0);
     const waited = Math.min(sum("waited"), sum("active"));
+    const workers = flows.some((one) => one.workers);
     return part("time", "Where the time goes", null,
       make("p", { id: "bottleneck" }, make("strong", {}, "What limits this run: "),
         story.bottleneck.words, " ", story.bottleneck.advice),
       make("div", { class: "two" },
         shares("Trainer", [
           { name: "Training", value: sum("active") - waited, colour: "--train" },
-          { name: "Waiting for data", value: waited, colour: "--wait" }]),
+          { name: workers ? "Waiting for data" : "Loading data (it has no workers)", value: waited, colour: "--wait" }]),
         shares("Workers", STEPS.map(([step, name]) =>
           ({ name, value: spent(step), colour: `--${step}` })))),
       make("h3", {}, "Samples a second"), chartPlace("rate"),
       make("div", { class: "two" },
-        make("div", {}, make("h3", {}, "Share of time in which the trainer waited"), chartPlace("waiting")),
-        make("div", {}, make("h3", {}, "What workers did"), chartPlace("steps"))));
+        make("div", {}, make("h3", {}, workers ? "Share of time in which the trainer waited"
+          : "Share of time that loading took"), chartPlace("waiting")),
+        workers && make("div", {}, make("h3", {}, "What workers did"), chartPlace("steps"))));
   }
 
   // -- charts ----------------------------------------------------------------------------
@@ -501,7 +503,7 @@
   function stepLines() {
     const flows = story.flows.filter(fits);
     if (flows.length === 0) return [];
-    const weights = flows.map((flow) => flow.active);
+    const weights = flows.map((flow) => (flow.workers ? flow.active : 0));
     const values = {};
     for (const [step] of STEPS) {
       values[step] = story.times.map((_, at) => {
