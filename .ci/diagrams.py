@@ -1,4 +1,5 @@
-"""Draws the diagrams of docs/architecture.md: ``python .ci/diagrams.py docs/images``.
+"""Draws the diagrams of docs/architecture.md, and the plot of the figures in docs/performance.md:
+``python .ci/diagrams.py docs/images``.
 
 Plain SVG: a repository's host shows it, and so does the site, in light and dark.
 """
@@ -19,6 +20,8 @@ rect { fill: #fff; stroke: #8c959f; } .ground { fill: #fff; stroke: none; }
 .worker { fill: #dafbe1; stroke: #4ac26b; } .memory { fill: #fbefff; stroke: #c297ff; }
 .inner { fill: #ffffffb0; } .dead { fill: #ffebe9; stroke: #ff8182; }
 .line { stroke: #57606a; stroke-width: 1.4; fill: none; } .tip { fill: #57606a; }
+.ours { fill: #0969da; stroke: none; } .others { fill: #afb8c1; stroke: none; }
+.one { stroke: #d1242f; stroke-width: 1.2; stroke-dasharray: 3 3; }
 .quiet { stroke-dasharray: 4 3; } circle { fill: #0969da; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .small { fill: #9198a1; }
@@ -26,6 +29,7 @@ rect { fill: #fff; stroke: #8c959f; } .ground { fill: #fff; stroke: none; }
   .trainer { fill: #0c2d4d; stroke: #388bfd; } .nursery { fill: #3b2e0a; stroke: #9e6a03; }
   .worker { fill: #0f3321; stroke: #2ea043; } .memory { fill: #2d1c4b; stroke: #8957e5; }
   .inner { fill: #0d111780; } .dead { fill: #4c1c1b; stroke: #da3633; }
+  .ours { fill: #4493f8; } .others { fill: #656c76; } .one { stroke: #f85149; }
   .line { stroke: #9198a1; } .tip { fill: #9198a1; }
 }
 """
@@ -263,8 +267,69 @@ def death() -> Drawing:
     return one
 
 
+PERFORMANCE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+WORKLOADS = {
+    "big": "8 samples of 5 MB",
+    "image": "64 images",
+    "tiny": "32 × 4 floats",
+    "tokens": "32 × 512 tokens",
+    "ragged": "padded texts",
+    "nested": "dicts of tensors",
+    "jpeg": "decoding JPEGs",
+    "iterable": "a stream",
+}
+
+
+def published() -> tuple[dict[str, float], list[tuple[str, float, float]]]:
+    """Batches a second × torch: of holdfast for each workload, and of each loader for two of them,
+    from the tables of the page."""
+    text = PERFORMANCE.read_text(encoding="utf-8").partition("## Results")[2]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    ours = {row[0].strip("*"): float(row[1]) for row in rows if row[0].strip("*") in WORKLOADS}
+    head = next(place for place, row in enumerate(rows) if row[0] == "loader")
+    peers = [(row[0], float(row[1]), float(row[3])) for row in rows[head + 2 : head + 7]]
+    return ours, peers
+
+
+def benchmark() -> Drawing:
+    """How fast: the figures of docs/performance.md."""
+    ours, peers = published()
+    one = Drawing(960, 356, "Batches a second relative to torch; the figures are in performance.md")
+
+    def bars(x: int, y: int, room: int, most: float, rows: list[tuple[str, str, float]]) -> None:
+        for place, (name, kind, times) in enumerate(rows):
+            at = y + 24 * place
+            one.text(x, at + 12, name, "small")
+            wide = round(room * times / most)
+            one.parts.append(
+                f'<rect class="{kind}" x="{x + 150}" y="{at}" width="{wide}" height="16" rx="2"/>'
+            )
+            one.text(x + 156 + wide, at + 13, f"{times:g}×", "title" if kind == "ours" else "small")
+        unit = x + 150 + round(room / most)
+        low = y + 24 * len(rows)
+        one.parts.append(f'<path class="one" d="M{unit} {y - 6}V{low}"/>')
+        one.text(unit - 10, low + 14, "torch", "small")
+
+    one.text(20, 30, "holdfast, batches a second × torch", "title")
+    most = max(ours.values())
+    rows = [(f"{name}: {about}", "ours", ours[name]) for name, about in WORKLOADS.items()]
+    bars(20, 64, 330, most, rows)
+    one.text(570, 30, "beside other loaders", "title")
+    most = max(max(jpeg, stream) for _, jpeg, stream in peers)
+    for place, workload in enumerate(("jpeg", "iterable")):
+        y = 64 + 150 * place
+        one.text(570, y - 8, f"{workload}: {WORKLOADS[workload]}", "small")
+        kinds = ["ours" if name == "holdfast" else "others" for name, *_ in peers]
+        rows = [(row[0], kind, row[1 + place]) for row, kind in zip(peers, kinds, strict=True)]
+        bars(570, y, 170, most, rows)
+    one.text(
+        20, 310, "two workers, two cores, medians of rounds; the dashed line is torch", "small"
+    )
+    return one
+
+
 def main(folder: Path) -> None:
-    for draw in (processes, batch, death):
+    for draw in (processes, batch, death, benchmark):
         draw().save(folder / f"{draw.__name__}.svg")
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from benchmarks import curves, garbage
 from benchmarks.loaders import LOADERS
-from benchmarks.report import Results, read_json, table, write_json, write_plot
-from benchmarks.rounds import KINDS, Plan, Record, absent, measure, run
+from benchmarks.report import Results, table, write_json, write_plot
+from benchmarks.rounds import Plan, Record, absent, measure, run
 from benchmarks.workloads import WORKLOADS
-from tests.shortage.datasets import KINDS as SHORTAGES
+from tests.shortage.datasets import KINDS
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("loaders", "garbage", "curves")
@@ -28,7 +28,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds (5; with --quick 1)")
     parser.add_argument("--seconds", type=float, metavar="S", help="of a measurement (3; 0.7)")
     parser.add_argument("--quick", action="store_true", help="a glance: short, and one round")
@@ -39,17 +38,11 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="measure nothing: check that every loader makes the right batches in two processes",
     )
-    parser.add_argument(
-        "--draw", type=Path, metavar="JSON", help="measure nothing: plot what was written there"
-    )
     return parser.parse_args()
 
 
 def main() -> int:
     asked = parse()
-    if asked.draw is not None:
-        write_plot(read_json(asked.draw), asked.plot)
-        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: with a table
     missing = absent(asked.loaders)
     for name in missing:
@@ -59,7 +52,6 @@ def main() -> int:
         loaders=[name for name in asked.loaders if name not in missing],
         repeat=asked.repeat or (1 if asked.quick else 5),
         seconds=asked.seconds or (0.7 if asked.quick else 3.0),
-        kinds=asked.kinds,
     )
     if asked.check:
         return check(plan)
@@ -69,7 +61,7 @@ def main() -> int:
         samples, rounds = (60, 1) if asked.quick else (300, 3)
         garbage.run(samples, rounds, RESULTS / "garbage.json")
     if "curves" in asked.parts:
-        curves.run(list(SHORTAGES), RESULTS / "curves.json", RESULTS / "curves.png")
+        curves.run(list(KINDS), RESULTS / "curves.json", RESULTS / "curves.png")
     return status
 
 

@@ -186,13 +186,6 @@ def write_json(results: Results, path: Path) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> Results:
-    """What `write_json` has written."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    records = [Record(**record) for record in document["records"]]
-    return Results(Plan(**document["plan"]), records)
-
-
 def machine(plan: Plan) -> dict[str, Any]:
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),

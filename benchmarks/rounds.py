@@ -26,7 +26,6 @@ from benchmarks.loaders import LOADERS
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 120.0
-KINDS = ("speed", "memory", "recovery")
 MEMORY_FILES = ("/dev/shm/", "/memfd:")
 SAMPLING = 0.1  # seconds between two looks at the memory of the tree
 
@@ -46,7 +45,6 @@ class Plan:
     loaders: Sequence[str]
     repeat: int
     seconds: float
-    kinds: Sequence[str] = KINDS
 
     def __iter__(self) -> Iterator[tuple[int, str, str, str]]:
         """Round, kind, workload, loader: in the order in which they are measured."""
@@ -54,9 +52,9 @@ class Plan:
             for workload in self.workloads:
                 yield turn, "ceiling", workload, "torch"
                 for kind in ("speed", "memory"):
-                    for loader in rotated(self.loaders, turn) if kind in self.kinds else ():
+                    for loader in rotated(self.loaders, turn):
                         yield turn, kind, workload, loader
-                if "holdfast" in self.loaders and "recovery" in self.kinds:
+                if "holdfast" in self.loaders:
                     yield turn, "recovery", workload, "holdfast"
 
 
