@@ -22,6 +22,7 @@ UNPICKLING = {
     "packed",
     "plain_data.py",
     "resumption.py",
+    "engine/serial.py",  # a state that `resumption.py` has made
 }
 """Between processes of one loader; and objects that a dataset has put into a state of its own, which
 `loader.load_state_dict` reads."""
@@ -43,7 +44,8 @@ def test_nothing_is_unpickled_or_evaluated_but_what_passes_between_the_processes
             assert name not in FORBIDDEN, f"{path}:{call.lineno} calls {name}"
             assert "shell" not in {word.arg for word in call.keywords}, f"{path}:{call.lineno}"
             if name.endswith(("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads")):
-                unpickling.add(path.relative_to(PACKAGE).parts[0])
+                place = path.relative_to(PACKAGE)
+                unpickling.add(str(place) if place.parts[0] == "engine" else place.parts[0])
     assert unpickling == UNPICKLING
 
 
