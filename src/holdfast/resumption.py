@@ -454,7 +454,7 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
         # A sample's random numbers depend on nothing of the workers.
         spread = _OF_WORKERS & differences.keys()
         if any(one.dataset is not None for one in checkpoint.workers):
-            spread -= {"num_workers", "worker_method"}  # each worker's dataset has a state
+            spread = set()  # but each worker's dataset has a state
         for name in spread:
             del differences[name]
         if spread:

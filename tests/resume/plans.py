@@ -20,6 +20,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from holdfast.worker.worker_rng import WorkerRng
 from tests.support.datasets import OneString, Revealing, Stream, reveal
 
 
@@ -35,6 +36,18 @@ class WithGenerators(Revealing):
         if self.lazy is None:
             self.lazy = random.Random(4)
         return {**super().__getitem__(index), "own": self.rng.random(), "lazy": self.lazy.random()}
+
+
+class WithWorkerRng(Revealing):
+    """Draws from ``get_worker_info().rng`` too. torch's workers have none in some releases; ours has the same seeds."""
+
+    def __getitem__(self, index: Any) -> Any:
+        info: Any = get_worker_info()
+        rng = getattr(info, "rng", None)
+        if rng is None:
+            rng = self.__dict__.setdefault("rng", WorkerRng(info.seed - info.id, info.id))
+        found = rng.random_generator.random(), float(rng.numpy_generator.random())
+        return {**super().__getitem__(index), "rng": found}
 
 
 class Counting(Revealing):
@@ -311,6 +324,12 @@ QUICK: dict[str, Plan] = {
     "a batch sampler with a state": Plan(
         batch_sampler=lambda d: Remembers(len(d), 4), breaks=((1, 2),)
     ),
+    "distributed": Plan(sampler=distributed, breaks=((1, 2),), epochs=3),
+    "nothing at all": Plan(size=0, breaks=((0, 0), (1, 0))),
+    "nothing at all, without workers": Plan(size=0, workers=0, breaks=((0, 0), (1, 0))),
+    "an empty stream": Plan(Resumable, size=0, breaks=((0, 0), (1, 0))),
+    "less than one batch for each worker": Plan(Resumable, size=4, breaks=((0, 1), (1, 2))),
+    "generators that belong to workers": Plan(WithWorkerRng, options=KEEP, breaks=((1, 4),)),
     "batches of different sizes": Plan(batch_sampler=lambda d: Growing(len(d))),
     "single samples, dropped last": Plan(options={"batch_size": None}, breaks=((0, 9),)),
     "a stream": Plan(
@@ -367,7 +386,6 @@ SLOW: dict[str, Plan] = {
     if (workers, name) != (0, "a sampler that draws from everything")
 }
 SLOW |= {
-    "distributed": Plan(sampler=distributed, breaks=((0, 2), (1, 3)), epochs=3),
     "weighted": Plan(sampler=weighted, breaks=((0, 2), (1, 7)), epochs=3),
     "with replacement": Plan(sampler=replacing, breaks=((0, 2), (1, 17)), epochs=3),
     "eager": Plan(sampler=lambda d: EagerShuffle(len(d)), options={"batch_size": None}),

@@ -16,7 +16,15 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, SequentialSampler
 
 from holdfast import DataLoader, StateError
-from tests.resume.plans import Counting, EagerShuffle, Remembers, Resumable, Sometimes, Wandering
+from tests.resume.plans import (
+    Counting,
+    EagerShuffle,
+    Remembers,
+    Resumable,
+    Sometimes,
+    Wandering,
+    WithWorkerRng,
+)
 from tests.support.datasets import Numbers, Revealing, Stream
 
 Values = list[list[int]]
@@ -197,10 +205,14 @@ def test_out_of_order_each_sample_comes_once_over_all_parts(sampler: Any) -> Non
 # -- bad samples ----------------------------------------------------------------------------
 
 
+def skip_or_replace(bad: Any) -> str:
+    return "skip" if bad.index % 2 else "replace"
+
+
 @pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("policy", ["skip", "replace"])
-def test_bad_samples_are_counted_over_both_parts(policy: str, workers: int, tmp_path: Any) -> None:
+@pytest.mark.parametrize("policy", ["skip", "replace", skip_or_replace])
+def test_bad_samples_are_counted_over_both_parts(policy: Any, workers: int, tmp_path: Any) -> None:
     def make(name: str) -> Any:
         return DataLoader(
             Sometimes(40),
@@ -316,6 +328,41 @@ def test_the_state_of_a_map_style_dataset_survives_deaths_too(tmp_path: Any) -> 
         _DeadlyCounting(30, tmp_path), batch_size=2, num_workers=2, max_restarts=None
     )
     assert seen(loader) == expected
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+class _DeadlyRng(WithWorkerRng):
+    def __init__(self, size: int, folder: Any) -> None:
+        super().__init__(size)
+        self.folder = folder
+
+    def __getitem__(self, index: Any) -> Any:
+        die_once(index, self.folder)
+        return super().__getitem__(index)
+
+
+def test_generators_of_workers_are_those_of_a_run_without_deaths_or_breaks(tmp_path: Any) -> None:
+    def make(data: Any, **more: Any) -> Any:
+        torch.manual_seed(4)
+        return DataLoader(data, batch_size=2, num_workers=2, **more)
+
+    def seen(batch: Any) -> Any:
+        return [one.tolist() for one in (batch["index"], *batch["rng"])]
+
+    expected = [seen(batch) for batch in make(WithWorkerRng(30))]
+    found: list[Any] = []
+    state = None
+    while len(found) < len(expected):
+        loader = make(_DeadlyRng(30, tmp_path), max_restarts=None)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            found.append(seen(batch))
+            if len(found) % 4 == 0:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+    assert found == expected
     assert len(list(tmp_path.iterdir())) == 6
 
 
@@ -568,6 +615,77 @@ def test_nothing_is_read_with_pickle_unless_a_dataset_forces_it(
     state = state_of(lambda: DataLoader(Revealing(12), shuffle=True, num_workers=1))
     monkeypatch.setattr(holdfast.plain_data.pickle, "loads", refuse)
     DataLoader(Revealing(12), shuffle=True, num_workers=1).load_state_dict(state)
+
+
+# -- errors in the state functions of others ------------------------------------------------
+
+
+class _Fails(Resumable):
+    """Cannot give its state, or load one."""
+
+    def __init__(self, size: int, fails: str) -> None:
+        super().__init__(size)
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.fails == "state_dict":
+            raise ValueError("no state today")
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        raise ValueError("not this one")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fails", ["state_dict", "load_state_dict"])
+def test_a_stream_whose_state_functions_raise_is_drawn_again(fails: str, workers: int) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        return DataLoader(_Fails(24, fails), batch_size=2, num_workers=workers)
+
+    def indices(loader: Any) -> list[Any]:
+        return [batch["index"].tolist() for batch in loader]
+
+    expected = indices(make())
+    loader = make()
+    loader.load_state_dict(state_of(make, 5))
+    assert indices(loader) == expected[5:]
+
+
+class _FailingMap(Counting):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise ValueError("not this one")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_map_style_dataset_that_cannot_load_its_state_is_an_error(workers: int) -> None:
+    def make() -> Any:
+        return DataLoader(_FailingMap(12), batch_size=2, num_workers=workers)
+
+    loader = make()
+    loader.load_state_dict(state_of(make, 2))
+    with pytest.raises(ValueError, match="not this one"):
+        list(loader)
+
+
+class _FailingSampler(Remembers):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise ValueError("not this one")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_cannot_load_its_state_is_an_error_and_can_be_tried_again(
+    workers: int,
+) -> None:
+    def make() -> Any:
+        return DataLoader(Numbers(12), sampler=_FailingSampler(12), num_workers=workers)
+
+    state, loader = state_of(make, 5), make()
+    loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not this one"):
+            iter(loader)
+    assert loader.state_dict() == state  # it is still loaded
 
 
 def test_sequential_needs_no_generators() -> None:
