@@ -325,6 +325,7 @@ QUICK: dict[str, Plan] = {
         batch_sampler=lambda d: Remembers(len(d), 4), breaks=((1, 2),)
     ),
     "distributed": Plan(sampler=distributed, breaks=((1, 2),), epochs=3),
+    "weighted": Plan(sampler=weighted, breaks=((1, 7),), epochs=3),
     "nothing at all": Plan(size=0, breaks=((0, 0), (1, 0))),
     "nothing at all, without workers": Plan(size=0, workers=0, breaks=((0, 0), (1, 0))),
     "an empty stream": Plan(Resumable, size=0, breaks=((0, 0), (1, 0))),
@@ -386,7 +387,6 @@ SLOW: dict[str, Plan] = {
     if (workers, name) != (0, "a sampler that draws from everything")
 }
 SLOW |= {
-    "weighted": Plan(sampler=weighted, breaks=((0, 2), (1, 7)), epochs=3),
     "with replacement": Plan(sampler=replacing, breaks=((0, 2), (1, 17)), epochs=3),
     "eager": Plan(sampler=lambda d: EagerShuffle(len(d)), options={"batch_size": None}),
     "dropped last": Plan(options={"drop_last": True, **SHUFFLED}, breaks=((0, 6), (0, 7))),

@@ -39,6 +39,19 @@ def put_back(states: tuple[Any, ...]) -> None:
     np.random.set_state(states[2])
 
 
+def all_generators(loader: Any) -> list[Any]:
+    """The states of the program's, and of those that belong to the loader and to its sampler."""
+    of_torch, of_random, of_numpy = generators()
+    found = [of_torch.tolist(), of_random, [of_numpy[1].tolist(), *of_numpy[2:]]]
+    parts = [part for part in (loader, loader.sampler, loader.batch_sampler) if part is not None]
+    for one in {id(one): one for part in parts for one in vars(part).values()}.values():
+        if isinstance(one, torch.Generator):
+            found.append(one.get_state().tolist())
+        elif isinstance(one, random.Random):
+            found.append(one.getstate())
+    return found
+
+
 def begin(loader: Any, epoch: int) -> Any:
     told = getattr(loader.sampler, "set_epoch", None)
     if told is not None:
@@ -59,18 +72,20 @@ def had(iterator: Any, most: int = 1 << 30) -> list[Any]:
     return found
 
 
-def whole(plan: Plan) -> tuple[list[list[Any]], Any]:
-    """The epochs of stock torch, and its loader's generator at the end."""
+def whole(plan: Plan) -> tuple[list[list[Any]], list[Any]]:
+    """The epochs of stock torch, and all generators at the end."""
     seed()
     loader = plan.make(STOCK)
-    return [had(begin(loader, epoch)) for epoch in range(plan.epochs)], loader.generator
+    epochs = [had(begin(loader, epoch)) for epoch in range(plan.epochs)]
+    loader._iterator = None  # ends persistent workers
+    return epochs, all_generators(loader)
 
 
 def check(
-    plan: Plan, place: tuple[int, int], reference: tuple[list[list[Any]], Any]
+    plan: Plan, place: tuple[int, int], reference: tuple[list[list[Any]], list[Any]]
 ) -> dict[str, Any]:
     """Break off there, go on in another loader, and compare all that follows; returns the state."""
-    epochs, generator = reference
+    epochs, at_the_end = reference
     broken, batches = place
     seed()
     loader = plan.make(lambda *args, **kwargs: DataLoader(*args, **kwargs, **plan.ours))
@@ -92,8 +107,7 @@ def check(
     assert first == epochs[broken]
     for epoch in range(broken + 1, plan.epochs):
         assert had(begin(resumed, epoch)) == epochs[epoch]
-    if generator is not None:
-        assert torch.equal(resumed.generator.get_state(), generator.get_state())
+    assert all_generators(resumed) == at_the_end
     resumed.close()
     found: dict[str, Any] = json.loads(text)
     return found
