@@ -84,4 +84,4 @@ def _pickled(change: Callable[[Any], object], what: str) -> bytes:
             f"{what} cannot send this to workers that are running: {path} cannot be pickled "
             f"({error}). Nothing was changed. Use a function of a module, functools.partial of "
             "one, or the values of attributes, in place of a lambda or a local function"
-        ) from error
+        ) from None

@@ -302,7 +302,8 @@ _CHECKS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "num_workers",
         "the state is of num_workers={there}, and this loader has num_workers={here}",
-        "each worker has random states, and a stream, of its own: use num_workers={there}",
+        "each worker has random states, and a stream, of its own: use num_workers={there} (samples "
+        'of a map-style dataset that are seeded one by one, seeding="sample", take any number)',
     ),
     (
         "batch_size",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 import sys
 import time
 import weakref
@@ -47,7 +46,7 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
-from holdfast.worker.stream_resumption import draw_and_drop
+from holdfast.worker.stream_resumption import end_epoch
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -417,12 +416,10 @@ def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:
     if not resumed.workers:
         return
     dataset, before = loader.dataset, resumed.workers[0]
-    point = None if before.stream is None else before.stream.point
-    state = None if point is None or point.state is None else pickle.loads(point.state)["dataset"]
+    state = None if before.stream is None else before.stream.point.state
     if state is not None and has_state(dataset):
         with default_generators_kept():
-            dataset.load_state_dict(state)
-            draw_and_drop(lambda: iter(dataset))
+            end_epoch(dataset, state)
     if before.random_state is not None:
         own = Randomness(functools.partial(_roots_of, dataset, loader.collate_fn)).own
         own.restore(before.random_state)

@@ -32,7 +32,14 @@ from holdfast.worker.fetch import IterableFetcher, state_of
 from holdfast.worker.replica import Replica
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["STATE_FAILED", "StreamResumption", "draw_and_drop", "state_between_epochs", "state_now"]
+__all__ = [
+    "STATE_FAILED",
+    "StreamResumption",
+    "draw_and_drop",
+    "end_epoch",
+    "state_between_epochs",
+    "state_now",
+]
 
 STATE_FAILED: Final = "stream-state-failed"
 """What a worker's remark is about if the state of its dataset cannot be read."""
@@ -89,6 +96,15 @@ def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> None:
         next(samples())
     except BaseException:  # the end, or an error that was delivered in its turn
         return
+
+
+def end_epoch(dataset: Any, state: bytes) -> None:
+    """Load a state of the end of an epoch, and begin once: the dataset finds that epoch at its end,
+    and begins the next one when it is begun again."""
+    known = pickle.loads(state)["dataset"]
+    if known is not None:
+        dataset.load_state_dict(known)
+        draw_and_drop(lambda: iter(dataset))
 
 
 def _in_words(error: BaseException) -> str:
