@@ -22,7 +22,6 @@ UNPICKLING = {
     "packed",
     "plain_data.py",
     "resumption.py",
-    "engine/serial.py",  # a state that `resumption.py` has made
 }
 """Between processes of one loader; and objects that a dataset has put into a state of its own, which
 `loader.load_state_dict` reads."""
