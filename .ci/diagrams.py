@@ -104,9 +104,7 @@ def processes() -> Drawing:
         960, 560, "The trainer with its threads, the nursery, the workers, and what passes between"
     )
     one.box(20, 20, 430, 330, "trainer", "trainer process")
-    one.text(
-        32, 62, "owns the sampler, the machine, the budget, all batches that have arrived", "small"
-    )
+    one.text(32, 62, "owns the sampler, the machine, the budget, and batches", "small")
     one.box(40, 76, 390, 92, "inner", "consumer's thread: your training loop",
             "next(): draws from the sampler, asks the machine, sends orders,",
             "takes batches in, makes tensors of them. Sleeps in one poll.",

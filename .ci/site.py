@@ -69,7 +69,8 @@ def on_files(files: Any, config: Any) -> Any:
         sources |= _sources(path, (ROOT / path).read_text(encoding="utf-8"))
     for path in sorted(sources):
         files.append(File.generated(config, _uri(path), content=_source_page(path)))
-    public = [*holdfast.__all__, *(f"metrics.{name}" for name in metrics.__all__)]
+    named = sorted(holdfast.__all__, key=lambda name: name != "DataLoader")  # what most look for
+    public = [*named, *(f"metrics.{name}" for name in metrics.__all__)]
     names = "\n\n".join(f"::: holdfast.{name}" for name in public)
     intro = (
         "What `holdfast` and `holdfast.metrics` export, from docstrings. Anything else is private."

@@ -159,17 +159,14 @@ def _session(pid: int) -> int:
 def table(seen: dict[tuple[str, str], str]) -> str:
     names = [name for name in NAMES if LOADERS[name].present]
     versions = ", ".join(f"{NAMES[name]} {LOADERS[name].version}" for name in names)
-    lines = [
-        f"| | {' | '.join(NAMES[name] for name in names)} |",
-        f"| --- |{' --- |' * len(names)}",
-    ]
-    for fault, words in FAULTS.items():
+    lines = [f"| | {' | '.join(FAULTS.values())} |", f"| --- |{' --- |' * len(FAULTS)}"]
+    for name in names:
         cells = []
-        for name in names:
-            option = OPTIONS.get((name, fault))
-            shown = ", ".join(f"`{key}={value!r}`" for key, value in (option or {}).items())
+        for fault in FAULTS:
+            option = OPTIONS.get((name, fault), {})
+            shown = ", ".join(f"`{key}={value!r}`" for key, value in option.items())
             cells.append(seen[name, fault] + (f" ({shown})" if shown else ""))
-        lines.append(f"| {words} | {' | '.join(cells)} |")
+        lines.append(f"| {NAMES[name]} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"Versions: {versions}."])
 
 
