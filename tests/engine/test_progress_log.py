@@ -14,6 +14,7 @@ import torch
 from holdfast import DataLoader
 from holdfast.autopsy.blackbox import Recorder
 from holdfast.autopsy.logbook import read
+from holdfast.engine import progress_log
 
 
 class Named:
@@ -86,3 +87,20 @@ def test_without_workers_it_tells_how_long_loading_took(tmp_path: Path, policy: 
     assert (left["batches"], left["samples"]) == (1, 2)
     assert 0.01 <= all_of_it["wait_seconds"] <= all_of_it["elapsed"] <= whole
     assert all_of_it["seats"] == 0
+
+
+class Slow(Named):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.4)
+        return index
+
+
+def test_a_wait_that_goes_on_is_told_while_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a worker hangs, the page must not say that the trainer did not wait."""
+    monkeypatch.setattr(progress_log, "AT_FIRST", 0.05)
+    with DataLoader(Slow(1), num_workers=1, logbook=tmp_path) as loader:
+        list(loader)
+    early = [one for one in read(tmp_path).progress if not one["batches"]]
+    assert early[-1]["wait_seconds"] > 0

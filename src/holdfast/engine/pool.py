@@ -354,16 +354,23 @@ class Pool:
         epoch, clock = self.supervisor.epoch, self.driver.clock
         began = now = clock()
         deadline = began + timeout if timeout > 0 else None
-        while epoch.delivered is None:
-            if self._pump(None if deadline is None else deadline - now):
-                if deadline is not None:
-                    deadline = clock() + timeout
-            elif deadline is not None and clock() >= deadline:
-                self._work.half_done = False
-                raise TimedOut
-            now = clock()
-            self._check()
-            self._draw(draw)  # a replica that ended leaves room for another task
+        progress = self.progress
+        if progress is not None:
+            progress.waits_since = began
+        try:
+            while epoch.delivered is None:
+                if self._pump(None if deadline is None else deadline - now):
+                    if deadline is not None:
+                        deadline = clock() + timeout
+                elif deadline is not None and clock() >= deadline:
+                    self._work.half_done = False
+                    raise TimedOut
+                now = clock()
+                self._check()
+                self._draw(draw)  # a replica that ended leaves room for another task
+        finally:
+            if progress is not None:
+                progress.waits_since = None
         if not isinstance(epoch.delivered, ev.GaveUp):
             self._count_wait(now - began)
 

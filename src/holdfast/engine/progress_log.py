@@ -50,7 +50,8 @@ class ProgressLog:
         self._driver = driver
         self._budget = budget
         self._name_of = functools.lru_cache(64)(name_of)
-        self.waited = 0.0  # seconds in which the consumer waited for a batch
+        self.waited = 0.0  # seconds in which the consumer waited for a batch,
+        self.waits_since: float | None = None  # without those of a wait that goes on
         self._batches = self._samples = self._bytes = 0
         self._approximate = machine.iterable  # unless workers report how many elements they took
         self._series = time.time()
@@ -86,6 +87,7 @@ class ProgressLog:
     def _note(self, now: float, ended: bool) -> None:
         self._last = now
         driver = self._driver
+        waits = 0.0 if self.waits_since is None else now - self.waits_since
         size = procfs.size("self")
         figures: dict[str, Any] = {
             "series": self._series,
@@ -94,7 +96,7 @@ class ProgressLog:
             "samples": self._samples,
             "approximate": self._approximate,
             "bytes": self._bytes,
-            "wait_seconds": self.waited,
+            "wait_seconds": self.waited + waits,
             "seats": self._machine.workers,
             "in_flight": self._machine.in_flight,
             "budget": self._budget.limit,
