@@ -44,6 +44,7 @@ class Request:
     default_start: str = "fork"
     unpicklable: str = ""  # the part of the dataset that cannot be pickled
     budget_is_ours: bool = False  # "auto" would not know about the memory or the ranks given
+    is_loader: bool = False  # a loader was named, and not its dataset
     given: Mapping[str, str] = field(default_factory=dict)  # more arguments of the code line
 
 
@@ -204,15 +205,16 @@ def _too_few(search: Search, best: Estimate) -> Limit | None:
 
 def _waiting(search: Search, best: Estimate) -> Limit | None:
     workers = best.setting.workers
-    if not workers or best.asleep < 0.5:
+    if best.asleep < 0.5:
         return None
+    who = "workers were" if workers else "the main process was"
     words = (
-        f"workers were waiting {_percent(best.asleep)} of the time, neither for a processor nor "
+        f"{who} waiting {_percent(best.asleep)} of the time, neither for a processor nor "
         "for a local disk: for a network, a lock, another process, or asleep"
     )
     found = search.curve(best.setting.kind)
     before = [one.rate for count, one in found.items() if count < best.setting.workers]
-    if best.setting.workers >= search.conditions.most:
+    if workers >= search.conditions.most:
         if not before or best.rate > WORTH_IT * max(before):
             words += "; more workers are still quicker"
         return Limit("waiting", words, "high", f"--max-workers {2 * workers} tries more.")
@@ -437,6 +439,8 @@ def _notes(search: Search, request: Request, best: Estimate) -> list[str]:
             f"The first batch takes {_ms(best.trials[0].first_batch)}: persistent_workers=True "
             "pays that once, and not in every epoch."
         )
+    if request.is_loader:
+        found.append("The other arguments of the loader stay as they are.")
     now = search.conditions.now
     before = search.known(now) if now is not None else None
     if before is not None and before.setting != best.setting:

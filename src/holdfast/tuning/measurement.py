@@ -167,20 +167,23 @@ def estimate(trials: Iterable[Trial], cores: float) -> Estimate | None:
     slices = [one for trial in found for one in trial.slices]
     whole = _sum(slices)
     rates = [_rate(_sum(trial.slices), setting, cores) for trial in found]
+    limit = cores * whole.batches / whole.cpu if whole.cpu > 0 else math.inf
+    computing, available = whole.cpu - whole.main_cpu, whole.seconds * max(1, setting.workers)
+    if not setting.workers:
+        computing = whole.main_cpu
     queued = whole.queued + whole.main_queued
     seconds = whole.seconds
-    workers = max(1, setting.workers)
     return Estimate(
         setting=setting,
-        rate=statistics.median(rates),
+        rate=min(limit, statistics.median(rates)),
         error=_error(slices, rates, setting, cores),
         clock_rate=whole.batches / seconds,
-        limit=cores * whole.batches / whole.cpu if whole.cpu > 0 else float("inf"),
+        limit=limit,
         wanted=(whole.cpu + queued) / seconds,
         cpu=whole.cpu / seconds,
-        busy=(whole.cpu - whole.main_cpu + whole.queued) / (seconds * workers),
-        asleep=1 - (whole.cpu - whole.main_cpu) / max(1e-9, seconds * workers - whole.queued),
-        crowded=min(1.0, _queued(whole, setting) / (seconds * workers)),
+        busy=(computing + _queued(whole, setting)) / available,
+        asleep=1 - computing / max(1e-9, available - _queued(whole, setting)),
+        crowded=min(1.0, _queued(whole, setting) / available),
         main_busy=(whole.main_cpu + whole.main_queued) / seconds,
         waiting=whole.waited / seconds,
         visits=len(found),

@@ -172,7 +172,13 @@ def _plan(
         if batch_size is None and loader.batch_size is None:
             batch_sampler = loader.batch_sampler
     size = batch_size or (loader.batch_size if loader is not None else 32)
-    given = {} if collate_name is None else {"collate_fn": collate_name.rpartition(":")[2]}
+    given = {}
+    if batch_sampler is not None:
+        given["batch_sampler"] = "batch_sampler"
+    elif size is None:
+        given["batch_size"] = "None"
+    if collate_name is not None:
+        given["collate_fn"] = collate_name.rpartition(":")[2]
     return _Plan(
         job=Job(
             dataset=found.dataset,
@@ -201,6 +207,7 @@ def _plan(
             default_start=multiprocessing.get_start_method(allow_none=True) or _start_methods()[0],
             unpicklable=unpicklable,
             budget_is_ours=memory is not None or many != known_ranks,
+            is_loader=loader is not None,
             given=given,
         ),
         limit=None if memory is None else room,
