@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.tuning.advice import Advice, Request, advise, plain
+from holdfast.tuning.advice import Advice, Request, advise, limit_of, plain
 from holdfast.tuning.measurement import Setting, Slice, Trial, Trouble, estimate
 from holdfast.tuning.search import Conditions, Search
 from tests.tuning.machine import MIB, Machine, searched
@@ -99,6 +99,15 @@ def test_a_disk_is_told_from_other_waiting() -> None:
     machine = Machine(cores=4, cpu=0.0005, asleep=0.05, disk=0.8)
     found = advised(searched(machine, most=8))
     assert (found.limit.kind, found.limit.confidence) == ("disk", "high")
+
+
+def test_a_disk_is_seen_on_a_busy_machine() -> None:
+    """There workers wait for a processor most of the time, and for the disk in the rest."""
+    search = Search(Conditions(cores=4))
+    for workers in (1, 2, 4):
+        part = Slice(1.0, 30 * workers, 0.05 * workers, 0.7 * workers)
+        search.add(Trial(Setting(workers), (part,) * 6, disk=0.2, read_bytes=100.0 * MIB))
+    assert limit_of(search, search.curve("processes")[4]).kind == "disk"
 
 
 def test_loading_that_costs_nothing_is_done_in_the_main_process() -> None:

@@ -11,7 +11,7 @@ from holdfast.limits.shares import shares
 from holdfast.tuning.measurement import Estimate, Setting, Trial
 from holdfast.tuning.search import KEPT_WAITING, WORTH_IT, Search
 
-__all__ = ["Advice", "Limit", "Request", "advise"]
+__all__ = ["Advice", "Limit", "Request", "advise", "limit_of", "plain"]
 
 Confidence = Literal["high", "medium", "low"]
 MOST_OF_IT: Final = 0.85

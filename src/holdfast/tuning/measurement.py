@@ -153,7 +153,10 @@ class Estimate:
 
     @property
     def disk(self) -> float:
-        return statistics.median(one.disk for one in self.trials)
+        """The part of the workers' time in which they waited for a disk; without the time in which
+        they had no processor."""
+        seen = statistics.median(one.disk for one in self.trials)
+        return min(1.0, seen / max(0.05, 1 - self.crowded))
 
 
 def estimate(trials: Iterable[Trial], cores: float) -> Estimate | None:
