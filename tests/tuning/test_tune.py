@@ -27,6 +27,7 @@ from tests.support.groups import NoGroup, memory_group
 from tests.support.processes import descendants, eventually
 from tests.tuning import datasets
 
+pytestmark = pytest.mark.timeout(300)  # on a busy machine, and some of them tune twice
 HERE = "tests.tuning.datasets:"
 
 
@@ -39,7 +40,7 @@ def tuned(name: str, *arguments: str, before: str = "") -> dict[str, Any]:
     code = f"{before}\nfrom holdfast.cli import main\nif __name__ == '__main__': main()"
     command = [sys.executable, "-c", code, "tune", HERE + name, "--batch-size", "4", "--json"]
     done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=110, check=False,
+        [*command, *arguments], capture_output=True, text=True, timeout=170, check=False,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -126,9 +127,9 @@ def test_wrong_usage_is_told_before_anything_is_tried(arguments: list[str], word
 
 @pytest.mark.slow
 def test_a_processor_for_each_worker_if_samples_are_computed_in_python() -> None:
-    found = tuned("Computing", "--seconds", "40")
+    found = tuned("Computing", "--seconds", "80")
     cores = kernel.cores()
-    assert found["recommended"]["num_workers"] == cores, found
+    assert found["recommended"]["num_workers"] == cores, json.dumps(found)
     assert found["method"] == "processes"
     assert found["limit"]["kind"] == "cpu"
     if cores > 1:  # Python's lock
@@ -139,8 +140,8 @@ def test_a_processor_for_each_worker_if_samples_are_computed_in_python() -> None
 @pytest.mark.slow
 def test_one_worker_on_one_processor() -> None:
     before = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
-    found = tuned("Computing", "--seconds", "30", before=before)
-    assert (found["cores"], found["recommended"]["num_workers"]) == (1, 1), found
+    found = tuned("Computing", "--seconds", "80", before=before)
+    assert (found["cores"], found["recommended"]["num_workers"]) == (1, 1), json.dumps(found)
     assert found["limit"]["kind"] == "cpu"
 
 
@@ -155,11 +156,11 @@ def test_a_quota_counts_like_processors() -> None:
         (place / "cpu.cfs_quota_us").write_text("100000")
         (place / "cpu.cfs_period_us").write_text("100000")
         before = f"import os; open({str(place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
-        found = tuned("Computing", "--seconds", "30", before=before)
+        found = tuned("Computing", "--seconds", "80", before=before)
     finally:
         assert eventually(lambda: not (place / "cgroup.procs").read_text().split())
         place.rmdir()
-    assert (found["cores"], found["recommended"]["num_workers"]) == (1, 1), found
+    assert (found["cores"], found["recommended"]["num_workers"]) == (1, 1), json.dumps(found)
     assert found["limit"]["kind"] == "cpu"
 
 
@@ -167,15 +168,15 @@ def test_a_quota_counts_like_processors() -> None:
 @pytest.mark.skipif(kernel.cores() < 2, reason="needs two processors")
 def test_ranks_share_the_processors() -> None:
     ranks = kernel.cores()
-    found = tuned("Computing", "--seconds", "40", "--ranks", str(ranks))
-    assert (found["ranks"], found["recommended"]["num_workers"]) == (ranks, 1), found
+    found = tuned("Computing", "--seconds", "80", "--ranks", str(ranks))
+    assert (found["ranks"], found["recommended"]["num_workers"]) == (ranks, 1), json.dumps(found)
     assert "memory_budget" in found["recommended"]  # no launcher has told "auto" of the ranks
 
 
 @pytest.mark.slow
 def test_native_code_runs_as_well_in_threads() -> None:
-    found = tuned("Hashing", "--seconds", "40")
-    assert found["recommended"]["num_workers"] == kernel.cores(), found
+    found = tuned("Hashing", "--seconds", "80")
+    assert found["recommended"]["num_workers"] == kernel.cores(), json.dumps(found)
     assert found["limit"]["kind"] == "cpu"
     assert "Python's lock" not in found["choices"][-1][2]
 
@@ -183,7 +184,7 @@ def test_native_code_runs_as_well_in_threads() -> None:
 @pytest.mark.slow
 def test_many_workers_if_samples_wait_and_threads_are_as_good() -> None:
     found = tuned("Sleeping", "--seconds", "60", "--max-workers", "16")
-    assert found["recommended"]["num_workers"] >= 8, found
+    assert found["recommended"]["num_workers"] >= 8, json.dumps(found)
     assert found["limit"]["kind"] == "waiting"
     workers = max(one["workers"] for one in found["tried"] if one["kind"] == "threads")
     assert rate(found, "threads", workers) > 0.7 * rate(found, "processes", workers)
@@ -192,7 +193,7 @@ def test_many_workers_if_samples_wait_and_threads_are_as_good() -> None:
 @pytest.mark.slow
 def test_fewer_workers_if_memory_is_short() -> None:
     found = tuned("Hoarding", "--seconds", "40", "--memory", "400MiB", "--max-workers", "16")
-    assert 3 <= found["recommended"]["num_workers"] <= 6, found
+    assert 3 <= found["recommended"]["num_workers"] <= 6, json.dumps(found)
     assert found["limit"]["kind"] == "memory"
     assert found["recommended"]["memory_budget"].endswith("MiB")
 
@@ -207,14 +208,43 @@ def test_a_memory_limit_of_the_control_group_counts() -> None:
             assert group.kills() == 0
     except NoGroup as why:
         pytest.skip(str(why))
-    assert 3 <= found["recommended"]["num_workers"] <= 9, found
+    assert 3 <= found["recommended"]["num_workers"] <= 9, json.dumps(found)
     assert found["limit"]["kind"] == "memory"
+
+
+@pytest.mark.slow
+def test_a_slow_disk_is_named_and_gets_no_more_workers_than_it_needs(tmp_path: Path) -> None:
+    """A control group lets it read 40 MB a second, which one worker can do."""
+    path = tmp_path / "data"
+    with path.open("wb") as file:
+        file.write(os.urandom(64 << 20))
+        os.fsync(file.fileno())
+    device = path.stat().st_dev
+    place = Path("/sys/fs/cgroup/blkio") / f"holdfast-test-{os.getpid()}"
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+        place.mkdir()
+    except OSError as why:
+        pytest.skip(f"no disk can be slowed down here: {why}")
+    try:
+        limit = f"{os.major(device)}:{os.minor(device)} 40000000"
+        try:
+            (place / "blkio.throttle.read_bps_device").write_text(limit)
+        except OSError as why:
+            pytest.skip(f"this disk cannot be slowed down: {why}")
+        before = f"import os; open({str(place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+        found = tuned("Reading", "--arg", f"path={path}", "--seconds", "40", before=before)
+    finally:
+        assert eventually(lambda: not (place / "cgroup.procs").read_text().split())
+        place.rmdir()
+    assert found["limit"]["kind"] == "disk", json.dumps(found)
+    assert found["recommended"]["num_workers"] <= 2
 
 
 @pytest.mark.slow
 def test_as_few_workers_as_keep_up_with_a_slow_consumer() -> None:
     found = tuned("Sleeping", "--seconds", "40", "--step", "25")  # a batch takes 40 ms
-    assert found["recommended"]["num_workers"] == 2, found
+    assert found["recommended"]["num_workers"] == 2, json.dumps(found)
     assert found["limit"]["kind"] == "consumer"
     alone = tuned("Sleeping", "--seconds", "20", "--step", "5000")
     assert alone["recommended"] == {"num_workers": 0}

@@ -19,6 +19,7 @@ __all__ = ["Estimate", "Setting", "Slice", "Trial", "Trouble", "estimate"]
 
 MAIN_BUSY: Final = 0.85  # of the time, from which on the main process is what batches wait for
 MOST_CORRECTED: Final = 10.0  # times the rate by the clock
+NEARLY: Final = 1.10  # times a rate: so much more is not worth more workers
 LOCKED: Final = 0.2
 """Of what a thread waits for Python's lock if it is always taken, from which on threads take turns.
 On a busy machine it waits for a processor as well, which does not count."""
@@ -143,8 +144,8 @@ class Estimate:
 
     @property
     def uses_all_processors(self) -> bool:
-        """Whether this is as much as the processors can do."""
-        return self.rate >= 0.95 * self.limit
+        """Whether this is nearly as much as the processors can do."""
+        return self.rate * NEARLY >= self.limit
 
     @property
     def takes_turns(self) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.tuning.measurement import Estimate, Setting, Trial, estimate
+from holdfast.tuning.measurement import NEARLY, Estimate, Setting, Trial, estimate
 
 __all__ = ["Conditions", "Search"]
 
 LINEAR: Final = 1.15  # times the rate of one worker that each of many may have
-WORTH_IT: Final = 1.10  # times the rate that more workers have to bring
+WORTH_IT: Final = NEARLY  # times the rate that more workers have to bring
 AHEAD: Final = 1.15  # times the rate of the training step that is enough
 PREFETCH_WORTH_IT: Final = 1.07
 MAIN_WORTH_IT: Final = 2.0  # times the rate of workers that the main process has to have alone
@@ -28,6 +28,7 @@ BUSY: Final = 0.85  # of the time: workers have something to do
 CROWDED: Final = 0.25  # of the time without a processor: other programs use them
 FULL: Final = 0.9  # of the room: more is not tried
 CLOSE: Final = 0.25  # settings that differ by less are tried again
+VAGUE: Final = 0.2  # error of a rate from which nothing should be concluded
 VISITS: Final = 3  # of settings that are close
 SHARES: Final = {"workers": 0.5, "threads": 0.35, "again": 0.25, "rest": 0.0}
 """The part of the time that has to be left for a phase to begin another trial."""
@@ -152,7 +153,7 @@ class Search:
         wanted = best.rate / WORTH_IT
         if self.conditions.step:
             wanted = min(wanted, AHEAD / self.conditions.step)
-        return next(one for one in found.values() if one.rate >= wanted)
+        return next(one for one in found.values() if one.rate >= wanted or one.uses_all_processors)
 
     def best(self) -> Estimate | None:
         """The kind of workers and their number, with all else as at first.
@@ -267,7 +268,8 @@ class Search:
                 yield self.plain(kind, first)
             return
         for workers, one in self._measured(kind).items():
-            if one.visits < VISITS and one.rate > 1.1 * found[workers].rate:
+            odd = one.visits < VISITS and one.rate > 1.1 * found[workers].rate
+            if odd or (one.visits < 2 and one.error > VAGUE):
                 yield one.setting
         top = max(found)
         ceiling = min([self.conditions.most + 1, *(one for one in failed if one > top)])

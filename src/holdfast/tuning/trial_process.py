@@ -33,7 +33,8 @@ from holdfast.tuning.measurement import Setting, Slice, Trouble
 __all__ = ["Job", "Ready", "run_trial"]
 
 SLICES: Final = 6  # in which the time is divided, to see how much rates differ
-LONGEST: Final = 4.0  # times the time given, if batches take long
+LONGEST: Final = 4.0  # times the time given, if batches take long or processors are in use
+AT_WORK: Final = 0.3  # of the time given, in which workers were not waiting for a processor
 FEW: Final = 3  # batches of each worker that are measured, if that does not take too long
 ASKING: Final = 0.3  # seconds of asking for Python's lock,
 ASKED: Final = 8  # and how often at least
@@ -124,7 +125,7 @@ def _measure(job: Job, setting: Setting, seed: int, line: Connection) -> None:
 
 
 def _slices(job: Job, setting: Setting, batches: _Consumer, meter: _Meter) -> list[Slice]:
-    """Measure for `job.window` seconds, and longer if there were only a few batches."""
+    """Measure for `job.window` seconds, and longer if that says too little."""
     found = []
     length = job.window / SLICES
     began = last = meter.read()
@@ -140,8 +141,10 @@ def _slices(job: Job, setting: Setting, batches: _Consumer, meter: _Meter) -> li
         found.append(reading.since(last))
         last = reading
         total, spent = batches.taken - began.batches, last.at - began.at
-        few = FEW * max(1, setting.workers)
-        if spent >= job.window and (total >= few or spent >= LONGEST * job.window):
+        whole, workers = last.since(began), max(1, setting.workers)
+        queued = whole.queued if setting.workers else whole.main_queued
+        enough = total >= FEW * workers and spent - queued / workers >= AT_WORK * job.window
+        if spent >= job.window and (enough or spent >= LONGEST * job.window):
             return found
 
 
