@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import tarfile
@@ -94,6 +95,32 @@ def streams(loader: Any, epochs: int, hurt: bool) -> list[Any]:
     if type(loader) is torch.utils.data.DataLoader and loader.persistent_workers:
         iterator._shutdown_workers()  # or they would live as long as somebody holds the loader
     return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["plain", "shuffle", "interleave"])
+def test_a_hugging_face_stream_is_resumed_as_it_was(
+    name: str, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From its state, or, if that does not lead there (a shuffle buffer is not in it), drawn again."""
+
+    def make(kind: Any = DataLoader) -> Any:
+        return kind(HUGGING_FACE[name](), batch_size=4, num_workers=workers)
+
+    (expected,) = streams(make(torch.utils.data.DataLoader), 1, hurt=False)
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(KILL_AT):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    del iterator
+    loader.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    with caplog.at_level(logging.INFO, "holdfast"):
+        assert streams(resumed, 1, hurt=False) == [expected[KILL_AT:]]
+    assert "not as it was" not in caplog.text
+    assert name == "shuffle" or "drawn again and dropped" not in caplog.text
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -365,13 +365,15 @@ FINISHED = {
 }
 """Plans whose run is also broken off between two epochs."""
 
-FORKSERVER = {"in order", "persistent workers", "a stream with a state"}
+STARTED_ANEW = {"in order", "persistent workers", "a stream with a state"}
 SLOW: dict[str, Plan] = {
     f"{name}, {workers} workers, {method}": Plan(
         plan.dataset,
         plan.size,
         workers,
-        tuple((epoch, had) for epoch in range(2) for had in range(0, 10, 2)),
+        ((0, 4), (1, 0))
+        if method in ("spawn", "forkserver")
+        else tuple((epoch, had) for epoch in range(2) for had in range(0, 10, 2)),
         3,
         plan.sampler,
         plan.batch_sampler,
@@ -380,9 +382,9 @@ SLOW: dict[str, Plan] = {
         plan.generator,
     )
     for name, plan in QUICK.items()
-    for workers, method in ((0, ""), (1, "fork"), (3, "forkserver"))
+    for workers, method in ((0, ""), (1, "fork"), (3, "forkserver"), (2, "spawn"))
     if not (workers == 0 and "persistent_workers" in plan.options) and "without" not in name
-    if method != "forkserver" or name in FORKSERVER
+    if method in ("", "fork") or name in STARTED_ANEW
     # Samples that are loaded in between draw from the same generators: see test_states.py.
     if (workers, name) != (0, "a sampler that draws from everything")
 }

@@ -19,13 +19,16 @@ from holdfast import DataLoader, StateError
 from tests.resume.plans import (
     Counting,
     EagerShuffle,
+    Positions,
     Remembers,
     Resumable,
     Sometimes,
+    StatefulIterator,
     Wandering,
     WithWorkerRng,
+    share,
 )
-from tests.support.datasets import Numbers, Revealing, Stream
+from tests.support.datasets import Numbers, OneString, Revealing, Stream
 
 Values = list[list[int]]
 PLAIN = (str, int, float, bool, type(None))
@@ -252,6 +255,50 @@ def test_bad_samples_are_counted_over_both_parts(policy: Any, workers: int, tmp_
     assert len((tmp_path / "two").read_text().splitlines()) == len(
         (tmp_path / "one").read_text().splitlines()
     )
+
+
+class _Stumbling(StatefulIterator):
+    """Some elements raise, and the next one can be asked for all the same."""
+
+    def __iter__(self) -> Any:
+        return _StumblingPositions(share(self.size))
+
+
+class _StumblingPositions(Positions):
+    def __next__(self) -> Any:
+        sample = super().__next__()
+        if sample["index"] % 7 == 3:
+            raise OneString("bad")
+        return sample
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_elements_of_a_stream_are_counted_over_both_parts(workers: int) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        return DataLoader(
+            _Stumbling(40),
+            batch_size=4,
+            num_workers=workers,
+            on_bad_sample="skip",
+            max_bad_samples=9,
+        )
+
+    def seen(loader: Any) -> list[Any]:
+        return [batch["index"].tolist() for batch in loader]
+
+    whole = make()
+    expected = seen(whole)
+    loader, first = make(), []
+    for batch in loader:
+        first.append(batch["index"].tolist())
+        if len(first) == 4:
+            break
+    rest = make()
+    rest.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert first + seen(rest) == expected
+    assert len(rest.bad_samples) == len(whole.bad_samples) == 6
 
 
 # -- deaths ---------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         }
         if isinstance(self._dataset, IterableDataset):
             iterator = None
-            if self._seeds is None:  # torch's has begun already
+            if self._of_torch:  # it has begun already
                 iterator = self._dataset_fetcher.dataset_iter
             return TolerantIterableFetcher(self._dataset, iterator=iterator, **common)
         return TolerantMapFetcher(self._dataset, more=self._look_further, **common)
