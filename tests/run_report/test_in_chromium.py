@@ -282,9 +282,11 @@ def test_it_can_be_printed(open_page: Open, tmp_path: Path) -> None:
     assert grid.strip() == "#e8ebef", "paper is light, whatever the screen is"
 
 
-def test_a_run_of_days_opens_within_a_second(open_page: Open, tmp_path: Path) -> None:
-    """The time is the browser's own, from the start of the navigation to the page drawn; told, and
-    not compared: another program may have the processor."""
+def test_a_run_of_days_opens_within_a_second(
+    open_page: Open, chromium: Any, tmp_path: Path
+) -> None:
+    """Of processor time of the page's thread, which does not depend on what else the machine does:
+    parsing, layout and the drawing of all charts."""
     make(
         tmp_path, hours=96, every=120, ranks=4, workers=8, loaders=("train", "val"),
         incidents=400, bad=2000,
@@ -292,13 +294,19 @@ def test_a_run_of_days_opens_within_a_second(open_page: Open, tmp_path: Path) ->
     size = (tmp_path / "report.html").stat().st_size
     assert size < 10_000_000
     page = open_page()
-    took = page.evaluate(
-        """() => { const [entry] = performance.getEntriesByType("navigation");
-                   return [entry.domInteractive, entry.domContentLoadedEventEnd]; }"""
-    )
-    print(f"{size / 1e6:.1f} MB: parsed and drawn after {took[0]:.0f} ms of {took[1]:.0f} ms")
     assert painted(page, "rate") > 2
     assert page.locator("#incidents details.card").count() == 50
+    context = chromium.new_context()
+    again = context.new_page()
+    counters = context.new_cdp_session(again)
+    counters.send("Performance.enable", {"timeDomain": "threadTicks"})
+    again.goto((tmp_path / "report.html").as_uri())
+    again.wait_for_selector("#foot p")
+    found = counters.send("Performance.getMetrics")["metrics"]
+    seconds = next(one["value"] for one in found if one["name"] == "TaskDuration")
+    context.close()
+    print(f"{size / 1e6:.1f} MB, shown after {seconds:.2f} s of processor time")
+    assert 0 < seconds < 1
 
 
 def test_pages_of_unusual_logbooks(open_page: Open, tmp_path: Path) -> None:
