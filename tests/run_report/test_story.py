@@ -211,3 +211,22 @@ def test_without_workers_it_is_the_training_step_or_loading() -> None:
 def test_of_a_short_run_no_bottleneck_is_claimed() -> None:
     assert find_bottleneck(1.0, 0.9, 1000, {"fetch": 1.0}).where == "unknown"
     assert find_bottleneck(100.0, 90.0, 2, {"fetch": 1.0}).where == "unknown"
+
+
+def test_what_was_tuned_is_shown_whatever_the_record_contains() -> None:
+    good = {"kind": "threads", "workers": 2, "batches_per_second": 10.0, "error": 0.01, "visits": 2}
+    record = {
+        "time": 1_750_000_000.0, "rank": 0, "target": "data:train", "batch_size": 64, "tried": [good],
+        "code": "DataLoader(dataset)", "limit": {"kind": "cpu", "words": "w" * 10_000},
+        "choices": [["num_workers", "2", "why"]], "notes": ["n"],
+    }  # fmt: skip
+    odd = record | {"tried": [3, {"workers": {}, "batches_per_second": "x"}, good], "limit": 7}
+    odd |= {"choices": [1, ["a"]], "notes": {"a": 1}, "batch_size": None, "code": None}
+    story = tell(LoggedRun(tuning=[record, odd] * 4), "a run", 1_750_000_100.0)
+    page.render(story)
+    assert len(story["tuning"]) == 5
+    odd_one, shown = story["tuning"][-1], story["tuning"][-2]
+    assert (shown["unit"], shown["tried"][0]["rate"]) == ("samples", 640.0)
+    assert len(shown["limit"]["words"]) < 2100
+    assert (odd_one["limit"], odd_one["choices"], odd_one["notes"]) == (None, [], [])
+    assert [one["rate"] for one in odd_one["tried"]] == [0.0, 10.0]

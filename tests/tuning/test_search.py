@@ -110,6 +110,11 @@ def test_a_disk_is_seen_on_a_busy_machine() -> None:
     assert limit_of(search, search.curve("processes")[4]).kind == "disk"
 
 
+def test_of_very_short_batches_no_limit_is_claimed() -> None:
+    found = advised(searched(Machine(cores=4, cpu=0.0002, asleep=0.001, main=0.0001), most=2))
+    assert (found.limit.kind, found.limit.advice) == ("unknown", "Larger batches.")
+
+
 def test_loading_that_costs_nothing_is_done_in_the_main_process() -> None:
     """If handing over a batch takes longer than making it."""
     search = Search(Conditions(cores=2))

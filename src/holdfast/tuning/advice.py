@@ -19,6 +19,7 @@ DISK: Final = 0.3  # of the workers' time
 BUSY_MACHINE: Final = 0.25  # of the time in which workers had no processor
 VERY_BUSY: Final = 0.5
 NOISY: Final = 0.12
+SHORT_BATCH: Final = 0.003  # seconds
 SLOW_START: Final = 1.0  # seconds
 LEAST_BUDGET: Final = 64 << 20
 
@@ -207,6 +208,15 @@ def _waiting(search: Search, best: Estimate) -> Limit | None:
     workers = best.setting.workers
     if best.asleep < 0.5:
         return None
+    each = max(1, workers) / best.rate  # seconds that a worker takes for a batch
+    if each < SHORT_BATCH:
+        return Limit(
+            "unknown",
+            f"a worker takes {_ms(each)} for a batch, and for most of it waits for its turn: "
+            "batches are so short that handing them over takes longer than making them",
+            "low",
+            "Larger batches.",
+        )
     who = "workers were" if workers else "the main process was"
     words = (
         f"{who} waiting {_percent(best.asleep)} of the time, neither for a processor nor "

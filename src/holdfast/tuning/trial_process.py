@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -68,10 +67,8 @@ class Ready:
 def run_trial(job: Job, setting: Setting, seed: int, line: Connection, output: int) -> None:
     """The main function of the process. Sends `Ready`, waits for a word, sends a dict with the
     result, and goes on until it is ended."""
-    os.setpgid(0, 0)  # Ctrl-C is for the command, which then ends this process and all it started
+    os.setpgid(0, 0)  # so that the command can end this process and all it has started
     kernel.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for fd in (1, 2):
         os.dup2(output, fd)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115

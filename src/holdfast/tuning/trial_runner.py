@@ -253,6 +253,8 @@ class _Running:
 
 
 def _begin(blocked: Any, *args: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends this
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     run_trial(*args)
 
