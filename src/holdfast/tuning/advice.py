@@ -18,6 +18,7 @@ MOST_OF_IT: Final = 0.85
 DISK: Final = 0.3  # of the workers' time
 BUSY_MACHINE: Final = 0.25  # of the time in which workers had no processor
 VERY_BUSY: Final = 0.5
+TOO_BUSY: Final = 0.85  # of the time without a processor: what is left says little
 NOISY: Final = 0.12
 SHORT_BATCH: Final = 0.003  # seconds
 SLOW_START: Final = 1.0  # seconds
@@ -237,12 +238,21 @@ def _waiting(search: Search, best: Estimate) -> Limit | None:
 def _confidence(search: Search, best: Estimate) -> Confidence:
     """In the kind and number of workers: by noise, and by whether its rivals were tried enough."""
     error = best.error
-    if _is_unfinished(search, best):
+    if _is_unfinished(search, best) or _busiest(search) > TOO_BUSY:
         return "low"
     if best.visits < 2 or error > 2 * NOISY:
         return "low" if error > NOISY else "medium"
     crowded = best.crowded > VERY_BUSY and not best.uses_all_processors
     return "high" if error <= NOISY and not crowded else "medium"
+
+
+def _busiest(search: Search) -> float:
+    """The largest part of the time in which workers had no processor because of other programs.
+    More workers than processors wait for each other."""
+    main = search.known(Setting.main())
+    found = [*search.curve("processes").values(), *([] if main is None else [main])]
+    few = [one for one in found if one.setting.workers <= max(1, search.conditions.cores)]
+    return max((one.crowded for one in few), default=0.0)
 
 
 def _is_unfinished(search: Search, best: Estimate) -> bool:
@@ -424,11 +434,7 @@ def _why_method(search: Search, request: Request, best: Estimate) -> tuple[str, 
 
 def _notes(search: Search, request: Request, best: Estimate) -> list[str]:
     found = []
-    main = search.known(Setting.main())
-    crowded = [*search.curve("processes").values(), *([] if main is None else [main])]
-    # Beyond that number they wait for each other.
-    few = [one for one in crowded if one.setting.workers <= search.conditions.cores]
-    busiest = max((one.crowded for one in few), default=0.0)
+    busiest = _busiest(search)
     if busiest > BUSY_MACHINE:
         found.append(
             f"Other programs were using the processors: workers had none in up to "
