@@ -5,8 +5,8 @@
     python -m benchmarks.ray_cluster --write docs/ray.md
 
 All have two workers and make the same samples. Rounds take turns; a ratio is computed within a
-round, and the table shows the medians. A row of Ray Data reads as many samples with
-``iter_torch_batches`` from a ``map`` with two actors' worth of processors.
+round, and the table shows the medians. Ray Data makes them in a ``map``, on as many processors, and
+is read with ``iter_torch_batches``. It needs ``pip install 'ray[data,train]'``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.page import put
 
 WORKLOADS = {"tiny": (32, 4), "tokens": (32, 512), "image": (64, 3 * 224 * 224)}
 WORKERS = 2
+WARM_UP = 1.5  # seconds
 
 
 class Samples(Dataset[Any]):
@@ -59,6 +60,7 @@ def of_ray_data(samples: Samples, batch_size: int) -> Iterator[Any]:
     def load(row: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.full(samples.size, float(row["id"]), np.float32)}
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield from (
         ray.data.range(len(samples))
@@ -74,23 +76,28 @@ LOADERS: dict[str, Callable[[Samples, int], Iterator[Any]]] = {
 }
 
 
-def rate(name: str, workload: str, seconds: float) -> float:
-    """Batches per second, once the first has arrived."""
+def measured(name: str, workload: str, seconds: float) -> tuple[float, float]:
+    """Batches per second, once it has run for a while, and milliseconds of processor time that a
+    batch takes in this process."""
     batch_size, size = WORKLOADS[workload]
-    batches = LOADERS[name](Samples(10_000_000 if size < 1000 else 100_000, size), batch_size)
+    batches = LOADERS[name](Samples(10_000_000, size), batch_size)
     next(batches)
     began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < WARM_UP:
+        next(batches)
+    began, used = time.perf_counter(), time.process_time()
     while time.perf_counter() - began < seconds:
         next(batches)
         count += 1
-    took = time.perf_counter() - began
+    took, used = time.perf_counter() - began, time.process_time() - used
     batches.close()  # type: ignore[attr-defined]
-    return count / took
+    return count / took, 1e3 * used / count
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_cluster", description=__doc__)
     parser.add_argument("--address")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--write", type=Path, metavar="PAGE")
@@ -105,20 +112,23 @@ def main() -> None:
     ray.init(address=asked.address, log_to_driver=False)
     lines = [
         "| workload | " + " | ".join(f"{name}, batches/s" for name in LOADERS) + " | × processes |"
-        " × Ray Data |",
-        "| --- |" + " ---: |" * (len(LOADERS) + 2),
+        " × Ray Data | trainer, ms of CPU for a batch |",
+        "| --- |" + " ---: |" * (len(LOADERS) + 3),
     ]
-    for workload in WORKLOADS:
-        rounds = [
-            {name: rate(name, workload, asked.seconds) for name in LOADERS}
+    for workload in asked.workloads:
+        both = [
+            {name: measured(name, workload, asked.seconds) for name in LOADERS}
             for _ in range(asked.repeat)
         ]
+        rounds = [{name: rate for name, (rate, _) in one.items()} for one in both]
+        spent = statistics.median(one["Ray actors"][1] for one in both)
         middle = {name: statistics.median(one[name] for one in rounds) for name in LOADERS}
         ratios = [
             statistics.median(one["Ray actors"] / one[other] for one in rounds)
             for other in ("worker processes", "Ray Data")
         ]
         cells = [f"{rate:,.0f}" for rate in middle.values()] + [f"{one:.2f}" for one in ratios]
+        cells.append(f"{spent:.2f}")
         lines.append(f"| *{workload}* | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
     if asked.write is not None:

@@ -63,6 +63,7 @@ from holdfast.engine.events import (
     GaveUp,
     Hurried,
     Item,
+    Limits,
     Notice,
     PastNotice,
     Position,
@@ -79,8 +80,6 @@ from holdfast.engine.seats import Seat, SeatState
 
 __all__ = ["NO_ACTIONS", "BeforeSizesAreKnown", "Flow"]
 
-MAX_DEPTH: Final = 16  # batches ahead for each worker, if they are small and quick
-MAX_AHEAD_BYTES: Final = 1 << 20  # bytes of these
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
 NO_ACTIONS: Final[tuple[Action, ...]] = ()
 _DRAW_ONE: Final = Draw(1)
@@ -98,6 +97,7 @@ class Flow(abc.ABC):
         before_sizes_are_known: BeforeSizesAreKnown,
         largest: int | None,
         may_deepen: bool,
+        limits: Limits,
     ) -> None:
         workers = len(seats)
         self.seats = seats
@@ -124,6 +124,7 @@ class Flow(abc.ABC):
         self._unread = 0  # the part of these in the batch that was delivered last
         self._prefetch = prefetch
         self._may_deepen = may_deepen
+        self.limits = limits
         self._depth = prefetch  # tasks ahead for each worker
         self._owed = 0  # draws that are postponed, to be made together
         self._together = 1  # how many draws are made together
@@ -153,7 +154,7 @@ class Flow(abc.ABC):
     def answers_ahead(self, iterable: bool) -> int:
         """How many answers of one worker may wait for the consumer."""
         if not iterable:
-            return max(self._prefetch, MAX_DEPTH if self._may_deepen else 0)
+            return max(self._prefetch, self.limits.depth if self._may_deepen else 0)
         return self._prefetch + self.workers if self.in_order else self.limit
 
     def undelivered(self, worker: int) -> int:
@@ -264,7 +265,7 @@ class Flow(abc.ABC):
     def _deepen(self, largest: int) -> int:
         """Choose the depth for batches of this size. Returns how many tasks more (or fewer) that
         is."""
-        depth = max(self._prefetch, min(MAX_DEPTH, MAX_AHEAD_BYTES // largest))
+        depth = max(self._prefetch, min(self.limits.depth, self.limits.ahead_bytes // largest))
         more = (depth - self._depth) * self.workers
         self._depth = depth
         self.limit += more

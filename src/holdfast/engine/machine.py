@@ -92,13 +92,14 @@ class Machine(Flow):
         """
         seats = tuple(Seat(worker) for worker in range(workers))
         may_deepen = may_deepen and in_order and not iterable and not persistent
-        super().__init__(seats, prefetch, in_order, before_sizes_are_known, largest, may_deepen)
+        super().__init__(
+            seats, prefetch, in_order, before_sizes_are_known, largest, may_deepen, limits
+        )
         self.iterable = iterable
         self.persistent = persistent
         self.recovery = recovery  # of streams
         self.recycles = not iterable or recovery != "raise"
         """Whether workers are replaced for their size."""
-        self.limits = limits
         self.restarts = r.Restarts(
             seats,
             restarts,

@@ -29,7 +29,14 @@ __all__ = ["LIMITS", "RayMethod"]
 
 log = logging.getLogger("holdfast")
 
-LIMITS = Limits(kill_after=3.0, abandon_after=5.0, check_interval=2.0, first_pause=0.5)
+LIMITS = Limits(
+    kill_after=3.0,
+    abandon_after=5.0,
+    check_interval=2.0,
+    first_pause=0.5,
+    depth=256,  # a call takes milliseconds, and has to bring many small batches
+    ahead_bytes=16 << 20,
+)
 SHARE_OF_STORE = 0.3  # of the smallest object store: beyond that Ray begins to spill to disk
 
 

@@ -63,7 +63,7 @@ log = logging.getLogger("holdfast")
 
 PATIENCE = 10.0  # seconds that an actor may wait for room in the cluster before that is said
 SAY_AGAIN = 60.0  # seconds between two log lines about that
-SMALL = 64 << 10  # bytes of a batch, up to which several are made in one call
+TOGETHER = 4 << 20  # bytes of batches that are made in one call, if one is not larger
 _NOT_STARTED = Note(None, None, "boot", 0.0)
 
 _Actor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1})(
@@ -192,8 +192,9 @@ class RayDriver:
 
     def _carry_out(self, seat: _Seat, orders: list[Order]) -> None:
         # Several in one call save time; but none of them arrives before the last is made.
-        together = [orders] if 0 < seat.largest <= SMALL else [[one] for one in orders]
-        for some in together:
+        count = max(1, TOGETHER // seat.largest) if seat.largest else 1
+        for first in range(0, len(orders), count):
+            some = orders[first : first + count]
             self._call(seat, seat.actor.carry_out.remote(some))
 
     def _call(self, seat: _Seat, reference: Any) -> None:

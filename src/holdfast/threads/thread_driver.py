@@ -49,12 +49,16 @@ __all__ = ["ThreadDriver", "stuck_threads"]
 
 GLANCE = 0.05  # seconds over which the CPU time of a stalled thread is compared
 _NO_EVIDENCE = Evidence(start_method="thread")
-_left: list[threading.Thread] = []  # not ended when they were abandoned, or their pool closed
+# Not ended when they were abandoned, or their pool closed. All pools of the process use it, each
+# with a lock of its own: so there are only single operations on a dict here.
+_left: dict[threading.Thread, None] = {}
 
 
 def stuck_threads() -> int:
     """How many threads of this process were abandoned and have not ended since."""
-    _left[:] = [thread for thread in _left if thread.is_alive()]
+    for thread in list(_left):
+        if not thread.is_alive():
+            _left.pop(thread, None)
     return len(_left)
 
 
@@ -181,7 +185,7 @@ class ThreadDriver:
         if self._seats[number].worker is not worker:
             return  # it has ended meanwhile
         worker.dismiss()
-        _left.append(worker.thread)
+        _left[worker.thread] = None
         self._exit(number, "unkillable", stuck=stuck_threads())
 
     def renew(self) -> None:
@@ -347,7 +351,7 @@ class ThreadDriver:
         for number, worker in living:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
-                _left.append(worker.thread)
+                _left[worker.thread] = None
                 self._supervisor.upkeep.remark(number, "still-running", _still_running(worker))
 
     def close(self) -> None:

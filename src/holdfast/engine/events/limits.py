@@ -33,6 +33,8 @@ class Limits:
     stuck: int | None = None  # abandoned workers that still run, beyond which the run ends
     grace: float = 1.0  # seconds a worker has to finish its item when the pool closes
     check_interval: float = 5.0  # seconds between two checks of the workers, at most
+    depth: int = 16  # batches ahead for each worker, if they are small and quick,
+    ahead_bytes: int = 1 << 20  # and the bytes of these
     exit_report_wait: float = 0.5  # seconds to wait for reports of exits that have happened
 
     def pause(self, tries: int) -> float:
