@@ -128,7 +128,7 @@ def test(pair: Pair, python: Path, arguments: list[str]) -> Result:
     command = [str(python), "-m", "pytest", "-q", "-n", side_by_side, "--dist", "worksteal"]
     command += [
         "-m",
-        "not slow and not frameworks and not report",
+        "not slow and not frameworks and not report and not ray",
         f"--junitxml={report}",
         *arguments,
     ]

@@ -44,7 +44,6 @@ __all__ = [
     "MultiProcessingDataLoaderIter",
     "Needed",
     "Part",
-    "RngContainer",
     "SingleProcessDataLoaderIter",
     "apply_random_seed",
     "apply_sharding",
@@ -238,26 +237,6 @@ new_worker_info: Any = _find(
     needed="always",
     works=lambda kind: kind(id=0, num_workers=2, seed=3, dataset=None).num_workers == 2,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Rng:
-    random_generator: Any
-    torch_generator: Any
-    numpy_generator: Any = None
-
-
-if TYPE_CHECKING:
-    RngContainer = _Rng
-else:
-    RngContainer = _find(
-        "torch.utils.data._utils.worker:_RNG",
-        "the class of get_worker_info().rng",
-        "a class of our own with the same attributes",
-        _Rng,
-        works=lambda kind: set(kind.__slots__) == set(_Rng.__slots__),
-    )
-
 
 _WORKER_MODULE = "torch.utils.data._utils.worker"
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.private_names import RngContainer, numpy_seeds
+from holdfast.private_names import numpy_seeds
 from holdfast.worker.generator_states import state_of
 
-__all__ = ["WorkerRng"]
+__all__ = ["Rng", "WorkerRng"]
 
 _PATH = "get_worker_info().rng."
 
@@ -30,8 +31,17 @@ _MAKE: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-class WorkerRng(RngContainer):
-    """torch's container. An attribute that has no value yet is made by `__getattr__`."""
+@dataclass(frozen=True, slots=True)
+class Rng:
+    """The attributes that torch documents. Its own class is private, and torch 2.6 has none."""
+
+    random_generator: random.Random
+    torch_generator: torch.Generator
+    numpy_generator: Any
+
+
+class WorkerRng(Rng):
+    """Those of a worker. An attribute that has no value yet is made by `__getattr__`."""
 
     __slots__ = ("_made", "_seeds")
 
@@ -55,7 +65,7 @@ class WorkerRng(RngContainer):
 
     def __reduce__(self) -> Any:
         parts = (self.random_generator, self.torch_generator, self.numpy_generator)
-        return RngContainer, parts
+        return Rng, parts
 
     def made(self) -> Iterator[tuple[str, Any]]:
         """Those that were made, with the paths by which their states are kept."""
