@@ -24,6 +24,7 @@ STUCK = """
 """
 
 
+@pytest.mark.slow
 def test_the_thread_ends_with_the_epoch_with_close_and_with_the_last_reference(
     stage: Stage,
 ) -> None:

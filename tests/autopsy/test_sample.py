@@ -89,6 +89,7 @@ def check(causes: list[str], folder: Path, method: str) -> None:
         assert incident.step == "fetch", name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("children")
 def test_in_the_middle_of_shuffled_batches(tmp_path: Path) -> None:
     check([*QUICK, "hang", "SIGSTOP"], tmp_path, "fork")

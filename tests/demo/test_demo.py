@@ -23,6 +23,7 @@ LOSS = re.compile(r"^ (\w+) +(0x1\.[0-9a-f]{13}p[-+]\d+)", re.MULTILINE)
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 def test_the_training_of_the_demo_learns_to_tell_the_shapes_apart(tmp_path: Path) -> None:
     """What the demo runs several times, undisturbed."""
     program = f"""

@@ -87,6 +87,9 @@ def check_budget(case: Case, history: History) -> None:
     """I6. A payload is a surprise to the loader, and what it says of itself not ours to foresee."""
     seen = history.seen
     assert seen is not None
+    if case.outcome == table.NO_START and case.phase == "load":
+        assert seen.begun == 0  # no worker has ever had a dataset
+        return
     if case.payload:
         seen = replace(seen, said=0)
     check_in_flight(seen, budget=budget(case), batch=batch_bytes(case))

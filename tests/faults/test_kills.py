@@ -152,6 +152,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60, method="thread")
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_storm_convicts_no_sample_and_changes_nothing(policy: str) -> None:

@@ -180,6 +180,7 @@ _QUICK = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "at"),
     [
@@ -354,6 +355,7 @@ class Slow(Dataset[Any]):
         return index
 
 
+@pytest.mark.slow
 def test_a_slow_sample_is_given_twice_the_time_at_its_second_try() -> None:
     with holdfast.DataLoader(Slow(), 2, num_workers=2, stall_timeout=1.0) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]

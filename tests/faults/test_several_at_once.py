@@ -205,6 +205,7 @@ def test_a_nursery_that_is_stopped_does_not_delay_the_end(tmp_path: Path) -> Non
     check(case, run(case, tmp_path, interfere), deaths=0)
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_without_a_worker_that_even_sigkill_does_not_end(tmp_path: Path) -> None:
     with frozen() as freeze:
 

@@ -46,6 +46,7 @@ def failing(point: str, error: str, tries: int) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "error"),
     [

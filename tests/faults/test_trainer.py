@@ -80,6 +80,7 @@ def test_a_death_during_a_training_step_is_dealt_with_meanwhile(kind: str, threa
     assert got == golden(case).epochs[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_raised_outside_next() -> None:
     """Also when replacing is over: the training step ends in peace, next() then tells."""
     before = Surroundings.handlers_now()

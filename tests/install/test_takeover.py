@@ -119,6 +119,7 @@ class KillsOnce(Revealing):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", [DataLoader, Moving, Making], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])

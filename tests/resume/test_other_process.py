@@ -57,6 +57,7 @@ def restored(program: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_another_process_goes_on_from_json(tmp_path: Path) -> None:
     expected = {}

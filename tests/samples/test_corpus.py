@@ -166,6 +166,7 @@ class Decoders(Dataset[Any]):
         return torch.tensor([index, index * index])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", pytest.param("replace", marks=pytest.mark.slow)])
 def test_decoders_that_do_the_worst(policy: str) -> None:
     with DataLoader(

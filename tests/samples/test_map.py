@@ -578,6 +578,7 @@ def test_a_batch_of_the_datasets_own_making_is_left_as_it_is() -> None:
     assert streams == stock(Columns({}, 10), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("kind", [Columns, Pairs, OnlyMany])
@@ -675,6 +676,7 @@ class Numbered(Corrupt):
         return super().__getitem__(index.number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("kind", [Ticket, Place, Unhashable])
@@ -742,6 +744,7 @@ class Pressed(Corrupt):
         return sample
 
 
+@pytest.mark.slow
 def test_a_death_by_memory_blames_nobody_unless_it_happens_alone_again(tmp_path: Path) -> None:
     """Killed twice in its batch, once alone, and then never: the sample is not bad."""
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 1}

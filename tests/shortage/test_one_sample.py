@@ -64,6 +64,7 @@ def train(limit: Any, folder: Path) -> tuple[dict[str, Any], int]:
     return told, done.kills
 
 
+@pytest.mark.slow
 def test_one_that_the_kernel_kills_for_is_found_out_and_left_out(tmp_path: Path) -> None:
     """Nothing bounds the worker here, so the kernel does; it takes the worker and not the trainer."""
     told, kills = train(None, tmp_path)

@@ -225,6 +225,7 @@ def line_of_the_leak() -> str:
     return f"{__file__}:{1 + next(n for n, line in enumerate(lines) if '_leaked.append' in line)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "policy"),
     [

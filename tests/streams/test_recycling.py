@@ -85,6 +85,7 @@ def rows(loader: Any, epochs: int, wait_for: Callable[[int], bool]) -> list[Any]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "persistent"), [(Honest, False), (OmitsItsBuffer, False), (Kept, True)]
 )

@@ -112,6 +112,7 @@ NAMES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="a private /dev/shm takes root")
 def test_nothing_is_ever_made_in_dev_shm(stage: Stage) -> None:
     """Not even for a moment: a watch on a private /dev/shm sees every name. Stock torch shows that it would."""
