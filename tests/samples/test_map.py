@@ -99,7 +99,13 @@ def test_a_dozen_samples_that_kill_do_not_use_up_the_restarts() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("how", ["raises late", "None", "odd shape", "odd type", "segfault"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("raises late", "None", "odd shape", "odd type"),
+        pytest.param("segfault", marks=pytest.mark.slow),
+    ],
+)
 def test_replacing_keeps_sizes_and_numbers_and_the_bytes_of_the_good(
     how: str, workers: int
 ) -> None:
