@@ -475,6 +475,8 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             warnings.warn(f"holdfast: resumed, but not exactly: {words}", stacklevel=4)
         if checkpoint is not None:
             checkpoint = _nearest(checkpoint, loader, theirs, differences)
+        if "samplers" in differences:
+            now = replace(now, state=None)
     for name in {**told.held, **dict.fromkeys(told.due_names())}:
         try:
             check_change(loader.dataset, name)
@@ -624,9 +626,14 @@ def _nearest(
     if {"num_workers", "worker_method", "kind"} & why.keys() or not made.workers:
         made = replace(made, workers=_anew(done, max(1, loader.num_workers), iterable))
         made = replace(made, turn=done % max(1, loader.num_workers))
-    if made.sampler_state is not None and "samplers" in why:
-        made = replace(made, sampler_state=None)
+    if "samplers" in why:  # their states are of another class
+        made = replace(made, sampler_state=None, begun=_stateless(made.begun))
+        made = replace(made, now=_stateless(made.now))
     return made
+
+
+def _stateless(start: SamplerStart | None) -> SamplerStart | None:
+    return None if start is None else replace(start, state=None)
 
 
 def _anew(done: int, workers: int, iterable: bool) -> tuple[WorkerCheckpoint, ...]:

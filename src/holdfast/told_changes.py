@@ -90,8 +90,11 @@ class ToldChanges:
                     plain = [to_plain(value)]
                 if plain is not None and _is_held(name, plain):
                     self._due.append(_Due(epoch, draw, name, plain[0]))
-                else:
+                    self.names.pop(name, None)
+                else:  # what it was told before holds no longer
                     self.names[name] = None
+                    self.held.pop(name, None)
+                    self._due = [due for due in self._due if due.name != name]
         else:
             self.names[_name_of(change)] = None
         self._hold(epoch, AT_ONCE)

@@ -739,3 +739,115 @@ def test_sequential_needs_no_generators() -> None:
     state = state_of(lambda: numbers(sampler=SequentialSampler(Numbers(12))))
     assert state["sampler"]["default"] == [None, None, None]
     assert len(json.dumps(state)) < 1500
+
+
+class StartsAgain(IterableDataset[int]):
+    """Its state at the end of an epoch is that of the next beginning. The last batch is not full."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 5:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+class GoesOnOnce(StartsAgain):
+    """Goes on from a state that was loaded when it is begun next, and then begins anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: int | None = None
+
+    def __iter__(self) -> Any:
+        first, self.loaded = self.loaded or 0, None
+        for self.at in range(first + 1, 6):
+            yield self.at
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state["at"]
+
+
+class GoesOnAlways(GoesOnOnce):
+    """As Hugging Face's streams, as long as set_epoch is not called."""
+
+    def __iter__(self) -> Any:
+        first = self.loaded or 0
+        for self.at in range(first + 1, 6):
+            yield self.at
+
+
+@pytest.mark.parametrize("kind", [StartsAgain, GoesOnOnce, GoesOnAlways])
+def test_after_a_finished_epoch_a_stream_without_workers_begins_the_next_as_it_would(
+    kind: Callable[[], IterableDataset[int]],
+) -> None:
+    first = DataLoader(kind(), batch_size=2)
+    epoch = values(first)
+    assert epoch == values(first) == [[1, 2], [3, 4], [5]]
+    later = DataLoader(kind(), batch_size=2)
+    later.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [values(later) for _ in range(3)] == [epoch] * 3
+
+
+class Rounds(torch.utils.data.Sampler[int]):
+    """Begins each epoch where the last has ended, and keeps a tensor in its state."""
+
+    def __init__(self, size: int = 12) -> None:
+        self.size = size
+        self.begun = torch.zeros(1, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Any:
+        for _ in range(self.size):
+            self.begun += 1
+            yield int(self.begun) % 5
+
+    def state_dict(self) -> Any:
+        return {"begun": self.begun.clone()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.begun = state["begun"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_finished_epoch_no_index_of_a_sampler_is_lost(workers: int) -> None:
+    def make() -> Any:
+        return numbers(sampler=Rounds(), num_workers=workers)
+
+    first = make()
+    values(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert resumed(state, make) == values(first)
+
+
+class Backwards(torch.utils.data.Sampler[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Any:
+        return iter(range(11, -1, -1))
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert not state
+
+
+def test_another_sampler_is_not_given_the_state_of_the_old_one() -> None:
+    first = numbers(sampler=Rounds())
+    values(first)
+    other = numbers(sampler=Backwards())
+    with pytest.warns(UserWarning, match="not exactly"):
+        other.load_state_dict(first.state_dict(), strict=False)
+    assert values(other) == values(numbers(sampler=Backwards()))

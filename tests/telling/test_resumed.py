@@ -139,3 +139,20 @@ def test_what_is_no_state_of_it_is_refused_and_changes_nothing(told: Any, words:
         again.load_state_dict(state)
     assert again.dataset.heard == []
     assert len(list(again)) == 20
+
+
+def test_changes_that_are_due_are_made_without_workers_too() -> None:
+    whole, _ = run(make(num_workers=2, seeding="sample"), None, None)
+    first, state = run(make(num_workers=2, seeding="sample"), None, 4)
+    rest, _ = run(make(seeding="sample"), state, 7)  # what is told then holds at once there
+    assert first + rest == whole[:7]
+    assert whole[3][1] != whole[6][1]
+
+
+def test_what_no_state_can_hold_replaces_what_it_held() -> None:
+    loader = make()
+    loader.broadcast({"heard": ["a"]})
+    loader.broadcast({"heard": object()})
+    assert loader.state_dict()["told"] == {"held": {}, "due": [], "not_held": ["heard"]}
+    loader.broadcast({"heard": ["b"]})
+    assert loader.state_dict()["told"]["not_held"] == []

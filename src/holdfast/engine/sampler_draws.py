@@ -20,6 +20,7 @@ import contextlib
 import copy
 import itertools
 import logging
+import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ __all__ = [
 
 log = logging.getLogger("holdfast")
 
+_NO_INDEX: Final = object()
 _INNER: Final = ("sampler", "batch_sampler", "base_sampler")
 _DEEPEST: Final = 4
 _SELDOM: Final = 64  # draws after which old states are dropped
@@ -325,17 +327,23 @@ def begin_sampler_again(loader: Any, resumed: Checkpoint) -> None:
 def _end_epoch_before(sampler: Any, state: Any) -> None:
     """Bring a sampler with a state to the end of the epoch before the one that is to begin.
 
-    What is loaded is where ``iter(sampler)`` goes on, once. So it is begun here and asked for an
-    index: there is none at the end of an epoch. The next ``iter(sampler)`` begins a new one, as it
-    did in the run of the state."""
-    if sampler is None or state is None:
+    Some samplers go on from a loaded state once: begun there, they have no index left, and the next
+    ``iter(sampler)`` begins a new epoch. For others the state at an end is that of the next
+    beginning. These give an index, so the state is loaded again."""
+    if sampler is None or state is None or _is_at(sampler, state):
         return
-    with contextlib.suppress(Exception):  # an equality that is none
-        if bool(sampler.state_dict() == state):
-            return  # nothing of it was drawn before
     with default_generators_kept():
         sampler.load_state_dict(copy.deepcopy(state))
-        next(iter(sampler), None)
+        if next(iter(sampler), _NO_INDEX) is not _NO_INDEX:
+            sampler.load_state_dict(copy.deepcopy(state))
+
+
+def _is_at(sampler: Any, state: Any) -> bool:
+    """Whether nothing need be loaded. States may hold tensors, which have no equality."""
+    try:
+        return pickle.dumps(sampler.state_dict()) == pickle.dumps(state)
+    except Exception:  # it does not pickle, or is not as the sampler's
+        return False
 
 
 def draw_seed(loader: Any) -> None:

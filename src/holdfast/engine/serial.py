@@ -112,6 +112,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._recorder = NoRecorder()
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._number = 0  # tasks that are done
+        self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
         self._ended = False
         self._last_index: Any = None
         self._account = open_account(self, options, ledger, resumed)
@@ -189,6 +190,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         """Go to where another run was."""
         self._number, self._num_yielded = resumed.done, resumed.yielded
         self._base_seed = resumed.base_seed
+        self._due.extend(resumed.due)
         if self._draws is not None:
             self._draws.go_to(self, resumed, self._account, lambda account: None)
             return
@@ -282,6 +284,9 @@ class SerialIterator(SingleProcessDataLoaderIter):
         return _samples(self._careful, keys) - skipped
 
     def _load_or_stop(self) -> Any:
+        while self._due and self._due[0][0] <= self._number:
+            _, change = self._due.popleft()
+            change(self._dataset)
         try:
             if self._careful is not None:
                 return self._next_careful_or_stop(self._careful)

@@ -122,7 +122,7 @@ def _memory(search: Search, best: Estimate) -> Limit | None:
     """More workers would be quicker, and did not fit."""
     found = search.curve(best.setting.kind)
     workers = best.setting.workers
-    if not workers or workers != max(found):
+    if not found or not workers or workers != max(found):
         return None
     before = [one.rate for count, one in found.items() if count < workers]
     if best.uses_all_processors or (before and best.rate < WORTH_IT * max(before)):

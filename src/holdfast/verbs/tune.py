@@ -103,13 +103,9 @@ def tune(
             raise dataset_source.SourceError(
                 f"--collate {collate} is of type {type(function).__name__}: expected a function"
             )
-        log = None if logbook is None else Logbook(logbook, rank=0, loader=target)
     except dataset_source.SourceError as error:
         progress("")
         raise click.UsageError(str(error)) from None
-    except OSError as error:
-        progress("")
-        raise click.UsageError(f"--logbook {logbook}: {error.strerror}") from None
     except KeyboardInterrupt:
         progress("")
         sys.exit(INTERRUPTED)
@@ -117,6 +113,13 @@ def tune(
         progress("")
         click.echo(f"{target} could not be made:\n{traceback.format_exc()}", err=True)
         sys.exit(NOTHING_FOUND)
+    log = None
+    if logbook is not None:
+        try:
+            log = Logbook(logbook, rank=0, loader=target)
+        except OSError as error:
+            progress("")
+            raise click.UsageError(f"--logbook {logbook}: {error.strerror}") from None
     plan = _plan(found, function, collate, batch_size, step, seconds, max_workers, room, ranks)
     sys.exit(_Session(target, plan, progress, log, as_json).run())
 

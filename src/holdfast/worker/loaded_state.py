@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["load", "take_back"]
+__all__ = ["keep", "load", "take_back"]
 
 _MISSING: Final = object()
 _Changes = dict[str, tuple[Any, Any]]  # by attribute: the value before, and the one assigned
@@ -31,6 +31,11 @@ def load(dataset: Any, state: Any) -> None:
         if old is not new:
             first, _ = changes.get(name, (old, new))
             changes[name] = (first, new)
+
+
+def keep(dataset: Any) -> None:
+    """What was loaded is not to be taken back."""
+    _loaded.pop(id(dataset), None)
 
 
 def take_back(dataset: Any) -> None:

@@ -21,6 +21,7 @@ from holdfast.engine.continuation import (
     ResumptionResult,
     extended,
 )
+from holdfast.worker import loaded_state
 from holdfast.worker.batch_fingerprint import (
     DROPPED_BATCH,
     NO_BATCH,
@@ -90,21 +91,40 @@ def _remark_failure(remark: Remark, error: Exception) -> None:
     )
 
 
-def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> None:
-    """Draw one sample and drop it."""
+def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> bool:
+    """Draw one sample and drop it; whether there was one, or an error in its place."""
     try:
         next(samples())
-    except BaseException:  # the end, or an error that was delivered in its turn
-        return
+    except StopIteration:
+        return False
+    except BaseException:  # it was delivered in its turn
+        return True
+    return True
 
 
 def end_epoch(dataset: Any, state: bytes) -> None:
-    """Load a state of the end of an epoch, and begin once: the dataset finds that epoch at its end,
-    and begins the next one when it is begun again."""
-    known = pickle.loads(state)["dataset"]
-    if known is not None:
-        dataset.load_state_dict(known)
-        draw_and_drop(lambda: iter(dataset))
+    """Bring a dataset to the end of an epoch, given its state there: when it is begun again, it
+    begins the next one."""
+
+    def known() -> Any:
+        return pickle.loads(state)["dataset"]  # a new one for each use: it may be changed
+
+    if known() is None:
+        return
+
+    def begin() -> bool:
+        return draw_and_drop(lambda: iter(dataset))
+
+    loaded_state.load(dataset, known())
+    if begin():  # the state at an end is that of the next beginning
+        loaded_state.keep(dataset)
+        dataset.load_state_dict(known())
+    elif begin():  # it goes on from a state once
+        loaded_state.keep(dataset)
+        dataset.load_state_dict(known())
+        begin()
+    else:  # it would go on from the state in all epochs
+        loaded_state.take_back(dataset)
 
 
 def _in_words(error: BaseException) -> str:
