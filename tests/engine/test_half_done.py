@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import signal
 import threading
@@ -154,6 +155,27 @@ def test_handlers_are_never_left_put_aside(
                 list(iterator)
             assert signal.getsignal(signal.SIGALRM) is strike, when
             monkeypatch.undo()
+
+
+def test_handlers_are_not_left_put_aside_when_bad_samples_have_been_counted(
+    alarms: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler of a signal that is not deferred raises where they are to be restored."""
+    with holdfast.DataLoader(range(8), num_workers=1, on_bad_sample="skip") as loader:
+        iterator = iter(loader)
+        count = type(iterator)._count
+
+        def counted(*arguments: Any) -> None:
+            count(*arguments)
+            struck = struck_before(signals.restore_handlers, signal.SIGPROF, 1)
+            monkeypatch.setattr(signals, "restore_handlers", struck)
+
+        monkeypatch.setattr(iterator, "_count", functools.partial(counted, iterator))
+        with pytest.raises(Alarm):
+            next(iterator)
+        assert signal.getsignal(signal.SIGALRM) is strike
+        monkeypatch.undo()
+        assert list(map(int, iterator)) == list(range(8))
 
 
 def test_handlers_left_put_aside_come_back_with_the_next_batch(

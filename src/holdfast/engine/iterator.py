@@ -451,14 +451,9 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         Signal handlers wait while they are counted, and not for a disk.
         """
         if taken is not self._settled:
-            shielded = True  # before it is true: see `signals.Undivided`
-            try:
-                shielded = signals.defer_handlers()
+            with signals.deferred(even_ctrl_c=False):
                 self._settled = taken
                 self._count(account, taken)
-            finally:
-                if shielded:
-                    signals.restore_handlers()
         account.judge()
         if taken is ev.END:
             account.end()

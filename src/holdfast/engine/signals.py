@@ -53,15 +53,19 @@ _get_ident, _getsignal, _ctrl_c = threading.get_ident, _signal.getsignal, signal
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def deferred(*, even_ctrl_c: bool = True) -> Iterator[None]:
     """Signal handlers run after the block. In other threads than the main one they never run."""
     aside = True  # until it is known: a handler that is not deferred may raise in between
     try:
-        aside = defer_handlers(even_ctrl_c=True)
+        aside = defer_handlers(even_ctrl_c=even_ctrl_c)
         yield
     finally:
         if aside:
-            restore_handlers()
+            try:
+                restore_handlers()
+            except BaseException:  # perhaps raised by such a handler before any was restored
+                restore_handlers()
+                raise
 
 
 def handlers_run_here() -> bool:
