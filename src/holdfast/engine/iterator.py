@@ -237,7 +237,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             begin_sampler_again(loader, resumed)
         draws = None
         if not iterable:
-            oldest = first_missing_of(weakref.ref(self._pool))
+            oldest = first_missing_of(weakref.ref(self._pool.checkpointing))
             again = resumed is not None and not resumed.finished and resumed.begun.before_seed
             draws = SamplerDraws(SamplerStart.of(loader, before_seed=again), oldest=oldest)
         BaseDataLoaderIter._reset(self, loader, first_iter)
@@ -293,7 +293,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         account.look_ahead(keys_of(index, self._auto_collation) for index in self._ahead)
 
     def _draw(self) -> Any:
-        while self._due and self._due[0][0] <= self._pool.next_draw():
+        while self._due and self._due[0][0] <= self._pool.drawing.next_draw():
             _, change = self._due.popleft()
             change(self._dataset)
             self._pool.announce(pickle.dumps(change, 5))

@@ -42,7 +42,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -53,7 +52,9 @@ from holdfast.engine import background, signals
 from holdfast.engine import events as ev
 from holdfast.engine.background import CLOSED, OPEN, BackgroundThread
 from holdfast.engine.checkpoint import Bookmark, Checkpoint
+from holdfast.engine.checkpointing import Checkpointing
 from holdfast.engine.deaths import Deaths
+from holdfast.engine.drawing import Drawing
 from holdfast.engine.driver import DriverOptions, WorkerMethod
 from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, Taken
 from holdfast.engine.machine import Machine
@@ -70,13 +71,10 @@ from holdfast.limits.growth import GrowthWarnings
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.ledger import Account
-from holdfast.samples.substitute import copy_index, keys_of
-from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.sample_seeding import EpochSeeds
 
 __all__ = ["Pool", "TimedOut"]
 
-SETTLE_WITHIN = 60.0  # seconds for workers to finish what they had to do in an earlier epoch
 TURN = 0.02  # seconds that a question about a worker waits for the lock, or keeps it
 BRISK = 0.0005  # seconds: if the last wait was shorter than this, spin before sleeping
 LOOKS = 100  # rounds of that, which take about 150 microseconds
@@ -131,18 +129,11 @@ class Pool:
         self.lock = threading.RLock()
         self.broken: BaseException | None = None  # what closed it, if it was not asked for
         self._work = signals.Undivided(self._break)
-        self._announced: deque[bytes] = deque()  # not told to the machine yet
         self._wanted_ends: deque[tuple[int, int]] = deque()  # workers and their generations
-        self._wanted_checkpoints: deque[Future[Checkpoint]] = deque()
-        self._settle_by = 0.0  # when they are given at the latest
-        self._base_seed = base_seed
-        self._bookmark = bookmark
-        self._users_sampler = users_sampler
         self._may_hurry = may_hurry
         self._paced = 0  # batches, as long as it may hurry,
         self._pace_began = 0.0  # and when the last few of them began
         self._brisk = False  # the last batch came soon
-        self._auto_collation = auto_collation
         self._logbook = logbook
         self.progress: ProgressLog | None = None  # told to the logbook, if there is one
         self._share = share
@@ -200,6 +191,14 @@ class Pool:
             resumes=resumed is not None and machine.iterable,
         )
         self.supervisor = Supervisor(machine, share, Epoch(), self.driver, upkeep)
+        self.checkpointing = Checkpointing(self.supervisor, self.driver, base_seed, bookmark)
+        self.drawing = Drawing(
+            self.supervisor,
+            self.driver,
+            self._work,
+            auto_collation=auto_collation,
+            users_sampler=users_sampler,
+        )
         self.background = BackgroundThread(self, self.driver.wake)
         try:
             self.supervisor.tell(ev.Began(None if resumed is None else resumed.position()))
@@ -244,7 +243,7 @@ class Pool:
             if (machine.largest or 0) >= LARGE:
                 self.driver.release()
             if epoch.due:
-                self._draw(draw)
+                self.drawing.draw_due(draw)
             if epoch.delivered is None:
                 supervisor.tell(ev.ASKED)
                 if epoch.delivered is None:
@@ -267,7 +266,7 @@ class Pool:
                 if self._may_hurry:
                     self._look_at_the_pace()
                 if epoch.due > 0:
-                    self._draw(draw)
+                    self.drawing.draw_due(draw)
             else:
                 epoch.ended = taken is ev.END
                 if epoch.ended and epoch.sampler_error is not None:
@@ -367,7 +366,7 @@ class Pool:
                     raise TimedOut
                 now = clock()
                 self._check()
-                self._draw(draw)  # a replica that ended leaves room for another task
+                self.drawing.draw_due(draw)  # a replica that ended leaves room for another task
         finally:
             if progress is not None:
                 progress.waits_since = None
@@ -393,28 +392,19 @@ class Pool:
             self._check()
             self.supervisor.epoch = Epoch(account, seeds=seeds, draws=draws)
             self.supervisor.tell(ev.EpochBegan(seeds))
-            self._draw(draw)
+            self.drawing.draw_due(draw)
 
     def announce(self, change: bytes) -> int:
         """Have every worker told this before the tasks that are drawn from now on; which draw is
         the next."""
         self.check_owner()
-        self._announced.append(change)
+        self.drawing.announced.append(change)
         with self.lock:
             if not self._work.half_done:  # else the sampler calls: before the index it is asked for
                 with self._undivided():
                     if self.running:
-                        self._tell_announced()
-            return self.next_draw()
-
-    def next_draw(self) -> int:
-        """How many were drawn from the sampler in this epoch."""
-        draws, number = self.supervisor.epoch.draws, self.machine.next_number
-        return number if draws is None else draws.ordinal(number)
-
-    def _tell_announced(self) -> None:
-        while self._announced:
-            self.supervisor.tell(ev.Announced(self._announced.popleft()))
+                        self.drawing.tell_announced()
+            return self.drawing.next_draw()
 
     def fill(
         self,
@@ -430,7 +420,7 @@ class Pool:
             if resumed is not None:
                 epoch.drawn = epoch.done = resumed.done
                 epoch.yielded, epoch.turn = resumed.yielded, resumed.turn
-            self._draw(draw)
+            self.drawing.draw_due(draw)
 
     # -- where the consumer is ------------------------------------------------------------
 
@@ -440,15 +430,13 @@ class Pool:
         A thread that waits in ``next()`` has the lock. It is woken, and answers.
         """
         self.check_owner()
-        wanted: Future[Checkpoint] = Future()
-        self._settle_by = self.driver.clock() + SETTLE_WITHIN
-        self._wanted_checkpoints.append(wanted)
+        wanted = self.checkpointing.ask()
         while not wanted.done():
             if self.lock.acquire(timeout=TURN):
                 try:
                     if not self._work.half_done:
                         self._await_epoch()
-                    self._give_checkpoints()
+                    self.checkpointing.answer()
                 finally:
                     self.lock.release()
             else:
@@ -456,106 +444,9 @@ class Pool:
         return wanted.result()
 
     def _await_epoch(self) -> None:
-        """Wait until all workers are in the epoch that the consumer is in: before that it is not
-        known with which random state they begin it."""
-        while self.background.stage is OPEN and self._is_unsettled():
-            if self.driver.clock() > self._settle_by or self.machine.failure is not None:
-                return
+        while self.background.stage is OPEN and self.checkpointing.waits_for_workers:
             with self._undivided():
                 self._pump(TURN)
-
-    def _is_unsettled(self) -> bool:
-        machine = self.machine
-        return any(seat.epoch != machine.epoch and seat.items for seat in machine.seats)
-
-    def _give_checkpoints(self) -> None:
-        while self._wanted_checkpoints:
-            wanted = self._wanted_checkpoints.popleft()
-            try:
-                final = None if self._bookmark is None else self._bookmark.last
-                wanted.set_result(final if final is not None else self._checkpoint())
-            except Exception as error:
-                wanted.set_exception(error)
-
-    def first_missing(self) -> int:
-        """The first draw from the sampler whose batch the consumer has not had."""
-        machine, epoch = self.machine, self.supervisor.epoch
-        if machine.in_order or epoch.draws is None:
-            return epoch.done
-        missing = map(epoch.draws.ordinal, machine.missing(epoch.unfinished))
-        return min(missing, default=epoch.draws.ordinal(machine.next_number))
-
-    def _checkpoint(self) -> Checkpoint:
-        machine, epoch = self.machine, self.supervisor.epoch
-        unfinished, draws = epoch.unfinished, epoch.draws
-        seats = [machine.place(seat, unfinished) for seat in machine.seats]
-        first_missing, drawn = self.first_missing(), machine.next_number
-        had_later: tuple[int, ...] = ()
-        if draws is not None and not machine.in_order:
-            missing = {draws.ordinal(number) for number in machine.missing(unfinished)}
-            drawn = draws.ordinal(drawn)
-            had_later = tuple(one for one in range(first_missing, drawn) if one not in missing)
-        has_had = machine.in_order and draws is not None and epoch.last_index is not None
-        return Checkpoint(
-            finished=epoch.ended,
-            yielded=epoch.yielded,
-            done=epoch.done,
-            turn=epoch.turn % machine.workers,
-            base_seed=self._base_seed,
-            shared_seed=epoch.seeds.shared,
-            epoch=epoch.number,
-            sample_seed=epoch.seeds.samples,
-            begun=None if draws is None else draws.start,
-            drawn=drawn,
-            first_missing=first_missing,
-            had_later=had_later,
-            index=fingerprint(epoch.last_index) if has_had else None,
-            sampler_state=None if draws is None else draws.state_before(first_missing),
-            workers=tuple(
-                self.driver.checkpoint(worker, *place) for worker, place in enumerate(seats)
-            ),
-            account=None if epoch.account is None else epoch.account.to_json(),
-            unsettled=self._is_unsettled(),
-        )
-
-    def _draw(self, draw: Callable[[], Any]) -> None:
-        """Draw what is due. A worker gets all that is drawn now in one message, unless drawing may
-        take long."""
-        if self.supervisor.epoch.due > 1 and not self._users_sampler:
-            with self.supervisor.gathering():
-                self._draw_each(draw)
-        else:
-            self._draw_each(draw)
-
-    def _draw_each(self, draw: Callable[[], Any]) -> None:
-        supervisor, epoch, work = self.supervisor, self.supervisor.epoch, self._work
-        while epoch.due > 0:
-            try:
-                if self._users_sampler:
-                    self._hand_over_backlog()
-                    index = work.call_user(draw)
-                else:
-                    index = draw()
-            except StopIteration:
-                epoch.due -= 1
-                self._tell_announced()
-                supervisor.tell(ev.DRAINED)
-            except BaseException as error:
-                epoch.sampler_error = repr(error)
-                if not signals.raised_by_handler(error):  # else the index may be lost
-                    work.half_done = False
-                raise
-            else:
-                epoch.due -= 1
-                epoch.sampler_error = None
-                index = copy_index(index)
-                keys = keys_of(index, self._auto_collation)
-                if self._announced:
-                    self._tell_announced()
-                if epoch.account is not None:
-                    supervisor.hint_at(epoch.drawn, epoch.account.hints_for(epoch.drawn, keys))
-                    epoch.drawn += 1
-                supervisor.tell(ev.Drawn(index, keys))
 
     # -- waiting for workers --------------------------------------------------------------
 
@@ -597,11 +488,7 @@ class Pool:
             self.driver.release()
         if self._wanted_ends:
             self._end_wanted()
-        # Not while `_await_epoch` is waiting for what they have to say.
-        if self._wanted_checkpoints and (
-            not self._is_unsettled() or self.driver.clock() > self._settle_by
-        ):
-            self._give_checkpoints()
+        self.checkpointing.answer_if_settled()  # else `_await_epoch` waits for them
         self.supervisor.run_upkeep()
         return heard
 
@@ -718,9 +605,8 @@ class Pool:
 
     def end_workers(self, deadline: float) -> None:
         """End all workers by then, and release processes, descriptors and mappings."""
-        if self._bookmark is not None and self._bookmark.last is None:
-            with contextlib.suppress(Exception):  # it could not even begin
-                self._bookmark.last = self._checkpoint()
+        with contextlib.suppress(Exception):  # it could not even begin
+            self.checkpointing.keep_last()
         if self._pinning is not None:
             self._pinning.stop()
         self.supervisor.stop()
@@ -758,19 +644,15 @@ class Pool:
                 f"{self.origin.prefix}this iterator was {how}; iter(loader) makes a new one"
             ) from self.broken
 
-    def _hand_over_backlog(self) -> None:
-        """This thread does something else now: the background thread sends the rest of an order."""
-        if self.driver.backlog:
-            self.driver.wake()
-
     def _leave(self) -> None:
         if self.driver.backlog:
-            self.driver.wake()
+            self.driver.wake()  # the background thread sends the rest of an order
         self._work.leave()
 
     def _fail(self, error: BaseException) -> None:
         try:
-            self._hand_over_backlog()
+            if self.driver.backlog:
+                self.driver.wake()
         finally:
             self._work.fail(error)
 

@@ -296,11 +296,11 @@ class SamplerDraws:
         return self.states.get(draw - 1)
 
 
-def first_missing_of(pool: weakref.ref[Any]) -> Callable[[], int]:
+def first_missing_of(checkpointing: weakref.ref[Any]) -> Callable[[], int]:
     """For `SamplerDraws.oldest`, of a pool."""
 
     def oldest() -> int:
-        there = pool()
+        there = checkpointing()
         return 0 if there is None else there.first_missing()
 
     return oldest
