@@ -19,20 +19,20 @@ from holdfast.engine.events import Limits
 from holdfast.ray import method, ray_driver
 from holdfast.views.workers import WorkerMonitor
 from tests.ray.datasets import Noisy, Stream, digest
-from tests.ray.loaders import on_ray, stock
+from tests.ray.loaders import on_ray
+from tests.ray.stock import stock
 from tests.support.processes import eventually
 
 
 def test_a_storm_of_kills_costs_nothing(cluster: Any) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
-    dataset = Noisy(120, seconds=0.005)
-    with on_ray(dataset, max_restarts=None, **options) as loader:
+    with on_ray(Noisy(120, seconds=0.005), max_restarts=None, **options) as loader:
         iterator, seen = iter(loader), []
         for number, batch in enumerate(iterator):
             seen.append(batch)
             if number in (2, 3, 9, 14, 15):
                 os.kill(iterator._workers[number % 2].pid, signal.SIGKILL)
-        assert digest(seen) == stock(dataset, **options)
+        assert digest(seen) == stock(Noisy(120), **options)
         incidents = loader.incidents
     assert len(incidents) >= 4
     assert {one.cause for one in incidents} == {"ray-actor-died"}
@@ -85,7 +85,7 @@ def test_a_node_that_is_lost_takes_its_actors_and_nothing_else(spots: Any) -> No
             if number == 6:
                 spots.remove()
                 spots.add()
-        assert digest(seen) == stock(dataset, **options)
+        assert digest(seen) == stock(Noisy(400), **options)
         causes = {one.cause for one in loader.incidents}
     assert causes
     assert causes <= LOST
@@ -108,7 +108,7 @@ def test_batches_that_are_lost_before_they_are_fetched_are_made_again(
             raylet.resume()
         spots.add()
         seen += iterator
-        assert digest(seen) == stock(dataset, batch_size=4)
+        assert digest(seen) == stock(Noisy(24, size=40_000), batch_size=4)
         causes = {one.cause for one in loader.incidents}
     assert causes
     assert causes <= LOST

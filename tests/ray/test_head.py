@@ -16,7 +16,7 @@ import torch
 
 import holdfast
 from tests.ray.datasets import Noisy, digest
-from tests.ray.loaders import stock
+from tests.ray.stock import stock
 
 SCRIPT = textwrap.dedent("""
     import json, os, signal, sys, time

@@ -18,7 +18,8 @@ import torch
 import holdfast
 import ray
 from tests.ray.datasets import Noisy, Stream, digest
-from tests.ray.loaders import on_ray, stock
+from tests.ray.loaders import on_ray
+from tests.ray.stock import stock
 
 
 @pytest.mark.parametrize(
