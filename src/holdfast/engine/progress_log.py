@@ -32,7 +32,36 @@ MINUTE: Final = 60.0
 DETAILED: Final = 10  # records from one with distributions to the next
 
 
-class ProgressLog:
+class _Counts:
+    """What all records have."""
+
+    def __init__(self, logbook: Logbook, approximate: bool, now: float) -> None:
+        self._logbook = logbook
+        self._approximate = approximate  # unless workers report how many elements they took
+        self._batches = self._samples = self._bytes = 0
+        self._series = time.time()
+        self._began = self._last = now
+
+    def interval(self) -> float:
+        """Seconds between two records now."""
+        return AT_FIRST if self._last - self._began < MINUTE else LATER
+
+    def _figures(self, now: float, ended: bool) -> dict[str, Any]:
+        self._last = now
+        size = procfs.size("self")
+        return {
+            "series": self._series,
+            "elapsed": now - self._began,
+            "batches": self._batches,
+            "samples": self._samples,
+            "approximate": self._approximate,
+            "bytes": self._bytes,
+            "trainer_bytes": None if size is None else size.resident,
+            "ended": ended,
+        }
+
+
+class ProgressLog(_Counts):
     """The progress of one pool. Everything is called under the pool's lock."""
 
     def __init__(
@@ -45,17 +74,13 @@ class ProgressLog:
     ) -> None:
         """`name_of` gives the user's name for an index. It is called when a record is written,
         without the lock."""
-        self._logbook = logbook
+        super().__init__(logbook, machine.iterable, driver.clock())
         self._machine = machine
         self._driver = driver
         self._budget = budget
         self._name_of = functools.lru_cache(64)(name_of)
         self.waited = 0.0  # seconds in which the consumer waited for a batch,
         self.waits_since: float | None = None  # without those of a wait that goes on
-        self._batches = self._samples = self._bytes = 0
-        self._approximate = machine.iterable  # unless workers report how many elements they took
-        self._series = time.time()
-        self._began = self._last = driver.clock()
         self._records = 0
 
     def delivered(self, delivery: ev.Delivery) -> None:
@@ -71,10 +96,6 @@ class ProgressLog:
             self._samples += samples
             self._bytes += result.nbytes
 
-    def interval(self) -> float:
-        """Seconds between two records now."""
-        return AT_FIRST if self._last - self._began < MINUTE else LATER
-
     def run(self, now: float) -> None:
         """Make a record, if it is time to."""
         if now - self._last >= self.interval():
@@ -85,30 +106,20 @@ class ProgressLog:
         self._note(self._driver.clock(), ended=True)
 
     def _note(self, now: float, ended: bool) -> None:
-        self._last = now
         driver = self._driver
         waits = 0.0 if self.waits_since is None else now - self.waits_since
-        size = procfs.size("self")
-        figures: dict[str, Any] = {
-            "series": self._series,
-            "elapsed": now - self._began,
-            "batches": self._batches,
-            "samples": self._samples,
-            "approximate": self._approximate,
-            "bytes": self._bytes,
+        tally = driver.tally()
+        steps = zip(STEPS, tally.seconds, strict=True)
+        figures = self._figures(now, ended) | {
             "wait_seconds": self.waited + waits,
             "seats": self._machine.workers,
             "in_flight": self._machine.in_flight,
             "budget": self._budget.limit,
             "shared_bytes": driver.shared_bytes(),
             "held_bytes": driver.kept.nbytes,
-            "trainer_bytes": None if size is None else size.resident,
             "workers": {} if ended else driver.own_bytes(),
-            "ended": ended,
+            "seconds": {step: round(seconds, 4) for step, seconds in steps if seconds},
         }
-        tally = driver.tally()
-        steps = zip(STEPS, tally.seconds, strict=True)
-        figures["seconds"] = {step: round(seconds, 4) for step, seconds in steps if seconds}
         if ended or self._records % DETAILED == 0:
             self._logbook.progress(functools.partial(self._detailed, figures, tally))
         else:
@@ -130,16 +141,12 @@ class ProgressLog:
         return [round(value, 7), key, self._name_of(int(key)) if number else None]
 
 
-class SerialProgressLog:
+class SerialProgressLog(_Counts):
     """The progress of one iterator without workers. Everything is called in the consumer's thread,
     which writes the records itself, between two batches."""
 
     def __init__(self, logbook: Logbook, approximate: bool) -> None:
-        self._logbook = logbook
-        self._approximate = approximate
-        self._series = time.time()
-        self._began = self._last = time.monotonic()
-        self._batches = self._samples = 0
+        super().__init__(logbook, approximate, time.monotonic())
         self._loading = 0.0
         self._ended = False
         self._pid = os.getpid()
@@ -150,7 +157,7 @@ class SerialProgressLog:
         self._samples += samples
         self._loading += seconds
         now = time.monotonic()
-        if now - self._last >= (AT_FIRST if now - self._began < MINUTE else LATER):
+        if now - self._last >= self.interval():
             self._note(now)
 
     def end(self) -> None:
@@ -160,20 +167,10 @@ class SerialProgressLog:
             self._note(time.monotonic())
 
     def _note(self, now: float) -> None:
-        self._last = now
-        size = procfs.size("self")
-        figures: dict[str, Any] = {
-            "series": self._series,
-            "elapsed": now - self._began,
-            "batches": self._batches,
-            "samples": self._samples,
-            "approximate": self._approximate,
-            "bytes": 0,
+        figures = self._figures(now, self._ended) | {
             "wait_seconds": self._loading,
             "seats": 0,
-            "trainer_bytes": None if size is None else size.resident,
             "workers": {},
-            "ended": self._ended,
             "seconds": {},
         }
         self._logbook.progress(lambda: figures)

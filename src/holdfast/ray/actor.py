@@ -26,29 +26,16 @@ import holdfast
 from holdfast import private_names
 from holdfast.autopsy.blackbox import IDLE, START, Note
 from holdfast.autopsy.stack import dump_of
-from holdfast.engine.continuation import ResumptionResult
-from holdfast.samples.bad_sample import BadSample
-from holdfast.threads.notes import ThreadNotes
 from holdfast.transport import codec
 from holdfast.worker.exceptions import describe
-from holdfast.worker.interface import BATCH, Blueprint, HostWithoutLimit, WorkerSetup
+from holdfast.worker.interface import BATCH, Blueprint, WorkerSetup
 from holdfast.worker.items import Worker
+from holdfast.worker.message_host import GONE, READY, REFUSED, Message, MessageHost
+from holdfast.worker.notes import ThreadNotes
 
-__all__ = ["ActorWorker", "Message", "Place"]
+__all__ = ["ActorWorker"]
 
-Message = tuple[Any, ...]
 Orders = list[tuple[str, int, Any]]
-Place = tuple[str, int]
-"""Where an actor runs: its node, and its pid there."""
-
-# What an actor says beside answers: the first item of a message.
-READY: Final = "ready"  # its `Place`
-REFUSED: Final = "refused"  # a `Failure`: the dataset could not be loaded, or is of another version
-REPORT: Final = "report"
-REMARK: Final = "remark"
-SURVIVED: Final = "survived"
-TAKEN_UP: Final = "taken up"
-GONE: Final = "gone"  # it is not to be used any more
 NOTES: Final = "notes"  # the concurrency group of what the second thread does
 
 
@@ -62,11 +49,10 @@ class _Notes(ThreadNotes):
         self.unsent = self.random_state(number)
 
 
-class ActorWorker(HostWithoutLimit):
+class ActorWorker(MessageHost):
     """One worker. Implements `worker.interface.Host`."""
 
     own_process = own_dataset = True
-    arena = faults = None
 
     def __init__(self, setup: WorkerSetup, blueprint: NDArray[np.uint8], version: str) -> None:
         self.recorder = _Notes()
@@ -98,7 +84,7 @@ class ActorWorker(HostWithoutLimit):
         self._worker = Worker(self._setup, blueprint, self)
         self._worker.begin()
         node = f"{ray.get_runtime_context().get_node_id()} on {socket.gethostname()}"
-        self._say(READY, (node, os.getpid()))
+        self._say(READY, (node, os.getpid()))  # where it runs
         return self._all_said()
 
     def take_up(self) -> list[Message]:
@@ -146,18 +132,6 @@ class ActorWorker(HostWithoutLimit):
         random, self.recorder.unsent = self.recorder.unsent, None
         name = "batch" if kind is BATCH else kind  # `is` does not survive pickling
         self._say(name, number, content, mark, state or None, random)
-
-    def report(self, bad: list[BadSample], samples: int | None) -> None:
-        self._say(REPORT, bad, samples)
-
-    def remark(self, about: str, words: str) -> None:
-        self._say(REMARK, about, words)
-
-    def survived(self) -> None:
-        self._say(SURVIVED)
-
-    def taken_up(self, result: ResumptionResult) -> None:
-        self._say(TAKEN_UP, result)
 
     def between_samples(self) -> int:
         return 1 << 30  # there is nothing to do

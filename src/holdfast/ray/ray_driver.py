@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
@@ -33,29 +32,16 @@ from holdfast.autopsy.blackbox import Note
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.stack import tidy
 from holdfast.autopsy.tally import Tally
-from holdfast.autopsy.verdict import Verdict
 from holdfast.autopsy.worker_status import StatusFile, WorkerStatus
 from holdfast.engine import events as ev
-from holdfast.engine.checkpoint import WorkerCheckpoint, random_states_at
-from holdfast.engine.continuation import CannotResume, cannot_resume
-from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
-from holdfast.engine.epoch import StartRefused
-from holdfast.engine.supervisor import Supervisor
-from holdfast.engine.worker_records import (
-    Answers,
-    NothingKept,
-    Order,
-    WorkerRecord,
-    judged,
-    setup_for,
-)
-from holdfast.ray import actor as said
-from holdfast.ray.actor import NOTES, ActorWorker, Message
+from holdfast.engine.driver import DriverOptions, Handle, Progress
+from holdfast.engine.message_driver import MessageDriver, MessageRecord
+from holdfast.engine.worker_records import Order
+from holdfast.ray.actor import NOTES, ActorWorker
 from holdfast.ray.calls import Call
 from holdfast.ray.cluster import Death, HeadWatch, describe_death
 from holdfast.samples.substitute import BatchHints
-from holdfast.threads.bells import Bell
-from holdfast.threads.notes import FEWEST, ThreadNotes
+from holdfast.worker.message_host import GONE, READY, SURVIVED, Message
 
 __all__ = ["RayDriver"]
 
@@ -72,10 +58,9 @@ _Actor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups=
 
 
 @dataclasses.dataclass(slots=True)
-class _Seat(WorkerRecord):
-    """What is kept for a worker id."""
+class _Seat(MessageRecord):
+    """What is kept for a worker id. Its worker is the handle of an actor."""
 
-    actor: Any = None
     setup: Any = None
     count: int = 0  # items answered in all
     actor_id: str = ""
@@ -83,7 +68,6 @@ class _Seat(WorkerRecord):
     pid: int | None = None
     calls: deque[Call] = dataclasses.field(default_factory=deque)  # not taken yet, oldest first
     inbox: deque[Message] = dataclasses.field(default_factory=deque)  # of calls that have arrived
-    states: ThreadNotes = dataclasses.field(default_factory=ThreadNotes)  # random states, as sent
     note: Note = _NOT_STARTED  # as seen last, with the time at which that was seen first
     noted: Note = _NOT_STARTED  # the same, with the time of its machine
     look: Call | None = None  # on its way
@@ -96,11 +80,8 @@ class _Seat(WorkerRecord):
     largest: int = 0  # bytes of a batch
 
 
-class RayDriver:
+class RayDriver(MessageDriver[_Seat]):
     """Implements `Driver`, where the methods are described."""
-
-    backlog = False
-    spin = None
 
     def __init__(
         self,
@@ -109,48 +90,21 @@ class RayDriver:
         limits: ev.Limits,
         options: DriverOptions,
     ) -> None:
-        self.limits = limits
-        self.clock = time.monotonic
-        self.kept = NothingKept()
+        super().__init__(_Seat, limits, options)
         self._blueprint = blueprint
         self._ray_options = dict(ray_options)
-        self._options = options
-        self._seats = [_Seat() for _ in range(options.workers)]
-        for seat in self._seats:
-            seat.progress.seeds = options.seeds
-        for seat, begun in zip(self._seats, options.restored, strict=False):
-            seat.states = ThreadNotes(tuple(begun.random_states()))
-            seat.progress = begun.progress(options.seeds)
-        self._orders: dict[int, list[Order]] = {}  # not sent yet
-        self._bell = Bell()  # the thread that has the pool's lock waits for it,
-        self._watch_bell = Bell()  # and the background thread for this one
-        self._watches_batches = False
         self._said_at = 0.0
         self._head = HeadWatch(self.wake)
         self._lost = False  # the cluster
         self._status = StatusFile("ray")
 
-    def connect(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-        self._answers = Answers(supervisor, self._seats, self._options.iterable)
-
     # -- orders ---------------------------------------------------------------------------
 
     def start(self, order: ev.Start) -> None:
-        seat = self._seats[order.worker]
-        seat.begin(order.generation, self.clock())
-        states = random_states_at(order.answered, seat.states.random_state)
-        setup = setup_for(order, self._options, seat.progress, *states)
-        if isinstance(setup, CannotResume):
-            lost = ev.WorkerStreamLost(
-                order.worker, order.generation, seat.active, setup.why, started=False
-            )
-            self._supervisor.tell(lost)
-            return
-        kept = self._options.answers_ahead + FEWEST
-        seat.states = ThreadNotes(seat.states.until(order.answered), kept=kept)
-        seat.asked.clear()
-        self._start(order.worker, setup, self._ray_options)
+        setup = self._begin(order)
+        if setup is not None:
+            self._seats[order.worker].asked.clear()
+            self._start(order.worker, setup, self._ray_options)
 
     def _start(self, worker: int, setup: Any, options: Mapping[str, Any]) -> None:
         seat = self._seats[worker]
@@ -162,17 +116,11 @@ class RayDriver:
         seat.setup, seat.count = setup, setup.answered
         chosen = {"num_cpus": 1, **options}
         seat.squeezed = chosen["num_cpus"] == 0
-        seat.actor = _Actor.options(**chosen).remote(setup, self._blueprint, holdfast.__version__)
-        seat.actor_id = seat.actor._actor_id.hex()
-        self._call(seat, seat.actor.begin.remote())
-        self._call(seat, seat.actor.take_up.remote())
-        seat.look = Call(seat.actor.look.remote())
-
-    def rehearse(self, order: ev.Rehearse) -> None:
-        raise AssertionError("no actor is replaced for its size")
-
-    def find_leak(self, worker: int, batches: int, nbytes: int) -> bool:
-        return False
+        seat.worker = _Actor.options(**chosen).remote(setup, self._blueprint, holdfast.__version__)
+        seat.actor_id = seat.worker._actor_id.hex()
+        self._call(seat, seat.worker.begin.remote())
+        self._call(seat, seat.worker.take_up.remote())
+        seat.look = Call(seat.worker.look.remote())
 
     def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
         seat = self._seats[worker]
@@ -180,22 +128,12 @@ class RayDriver:
         seat.asked.append((item, one))
         self._orders.setdefault(worker, []).append(one)
 
-    def flush(self) -> None:
-        now = self.clock()
-        for number, orders in self._orders.items():
-            seat = self._seats[number]
-            if seat.actor is None:
-                continue  # it died a moment ago, and its replacement is asked
-            seat.active = now
-            self._carry_out(seat, orders)
-        self._orders.clear()
-
-    def _carry_out(self, seat: _Seat, orders: list[Order]) -> None:
+    def _pass_on(self, seat: _Seat, orders: list[Order]) -> None:
         # Several in one call save time; but none of them arrives before the last is made.
         count = max(1, TOGETHER // seat.largest) if seat.largest else 1
         for first in range(0, len(orders), count):
             some = orders[first : first + count]
-            self._call(seat, seat.actor.carry_out.remote(some))
+            self._call(seat, seat.worker.carry_out.remote(some))
 
     def _call(self, seat: _Seat, reference: Any) -> None:
         seat.calls.append(Call(reference, self._arrived))
@@ -207,35 +145,26 @@ class RayDriver:
         elif self._watch_bell.waiting:
             self._watch_bell.ring()
 
-    def urge(self, worker: int, kind: Urgent, content: object = None) -> bool:
-        return False
-
-    def release(self) -> None:
-        pass
-
     def dump(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
         seat.stalled = True
-        if seat.actor is not None:
-            seat.stack = Call(seat.actor.stack.remote(), self.wake)
+        if seat.worker is not None:
+            seat.stack = Call(seat.worker.stack.remote(), self.wake)
 
     def kill(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
-        if seat.actor is not None:
-            ray.kill(seat.actor)
+        if seat.worker is not None:
+            ray.kill(seat.worker)
             # Its calls fail when the node has done that, which may take longer than we wait.
             self._supervisor.after(partial(self._gone, worker, generation, "killed"))
 
     def terminate(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
-        if seat.actor is not None and seat.generation == generation:
-            ray.kill(seat.actor)
+        if seat.worker is not None and seat.generation == generation:
+            ray.kill(seat.worker)
 
     def abandon(self, worker: int, generation: int) -> None:
         self._supervisor.after(partial(self._gone, worker, generation, "unkillable"))
-
-    def renew(self) -> None:
-        raise AssertionError("actors inherit no locks")
 
     # -- waiting --------------------------------------------------------------------------
 
@@ -258,23 +187,9 @@ class RayDriver:
     def poll(self, timeout: float) -> None:
         self._bell.wait(timeout, self._has_results)
 
-    def take_in(self, found: None) -> bool:
-        heard = False
-        for worker in range(len(self._seats)):
-            while self.hear(worker):
-                heard = True
-        return heard
-
-    def prepare_watch(self, batches: bool) -> None:
-        self._watches_batches = batches
-
     def watch(self, timeout: float) -> None:
         # A failed call cannot be told from a batch before it is looked at: both end this.
         self._watch_bell.wait(timeout, self._has_results if self._watches_batches else bool)
-
-    def wake(self) -> None:
-        self._bell.ring()
-        self._watch_bell.ring()
 
     def tick(self, now: float) -> None:
         if self._head.lost and not self._lost:
@@ -282,7 +197,7 @@ class RayDriver:
             self._supervisor.tell(ev.WorkersLost(self._head.words()))
             return
         for worker, seat in enumerate(self._seats):
-            if seat.actor is None:
+            if seat.worker is None:
                 continue
             if seat.look is not None and seat.look.done:
                 if seat.look.error is None:
@@ -292,7 +207,7 @@ class RayDriver:
                         seat.note = seat.noted._replace(since=now)
                 seat.look = None
             if seat.look is None and seat.calls:
-                seat.look = Call(seat.actor.look.remote())
+                seat.look = Call(seat.worker.look.remote())
             if not seat.born and now - seat.since > PATIENCE:
                 self._waits_for_room(worker, seat, now)
         if self._status.due(now):
@@ -300,7 +215,7 @@ class RayDriver:
                 (
                     WorkerStatus(worker, seat.pid, self.place(worker), seat.note)
                     for worker, seat in enumerate(self._seats)
-                    if seat.actor is not None
+                    if seat.worker is not None
                 ),
                 now,
             )
@@ -309,7 +224,7 @@ class RayDriver:
         """An actor has not started yet."""
         short = self._head.lacks_processors(self._ray_options)
         if short and not seat.squeezed and any(one.born for one in self._seats):
-            ray.kill(seat.actor)
+            ray.kill(seat.worker)
             log.warning(
                 "%sthe Ray cluster has no room for worker %d (%s). It is started with num_cpus=0, "
                 "and shares processors with the others",
@@ -318,7 +233,7 @@ class RayDriver:
                 self._head.ask_for(self._ray_options),
             )
             self._start(worker, seat.setup, {**self._ray_options, "num_cpus": 0})
-            self._carry_out(seat, [order for _, order in seat.asked])
+            self._pass_on(seat, [order for _, order in seat.asked])
         elif now - max(seat.since, self._said_at) > SAY_AGAIN or (short and not self._said_at):
             self._said_at = now
             log.warning(
@@ -332,41 +247,31 @@ class RayDriver:
     # -- what they say --------------------------------------------------------------------
 
     def _take(self, worker: int, message: Message) -> None:
-        seat, answers = self._seats[worker], self._answers
+        seat = self._seats[worker]
         seat.active = self.clock()
-        kind = message[0]
+        kind, *content = message
         if kind == "batch":
-            _, number, batch, mark, state, random = message
+            number, batch, mark, state, random = content
             self._answered(seat, random)
             seat.largest = max(seat.largest, batch.nbytes)
-            answers.batch(worker, number, batch, mark, state)
-        elif kind == said.READY:
-            seat.node, seat.pid = message[1]
-            answers.is_ready(worker)
-        elif kind == said.REPORT:
-            answers.report(worker, *message[1:])
-        elif kind == said.REMARK:
-            answers.remark(worker, *message[1:])
-        elif kind == said.SURVIVED:
-            seat.asked.popleft()
-            answers.survived(worker)
-        elif kind == said.TAKEN_UP:
-            answers.taken_up(worker, *message[1:])
-        elif kind == said.REFUSED:
-            self._supervisor.refusal = StartRefused(worker, seat.pid, message[1])
-            self._supervisor.tell(ev.WorkerRefused(worker, seat.generation))
-        elif kind == said.GONE:
+            self._answers.batch(worker, number, batch, mark, state)
+            return
+        if kind == GONE:
             self._gone(worker, seat.generation, "exited")
-        else:
-            _, number, content, mark, state, random = message
-            self._answered(seat, random)
-            answers.other(worker, kind, number, content, mark, state)
+            return
+        if kind == READY:
+            seat.node, seat.pid = content.pop()
+        elif kind == SURVIVED:
+            seat.asked.popleft()
+        elif isinstance(kind, bytes):  # an answer
+            self._answered(seat, content.pop())
+        self._heard(worker, kind, *content)
 
     def _answered(self, seat: _Seat, random: bytes | None) -> None:
         """Keep the random state that came with an answer, or that it has stayed the same."""
         seat.asked.popleft()
         seat.count += 1
-        states = seat.states
+        states = seat.notes
         if random is not None:
             states.free_slot()[: len(random)] = memoryview(random)
             states.commit(seat.count, len(random))
@@ -380,24 +285,24 @@ class RayDriver:
         seat = self._seats[worker]
         if not isinstance(error, RayError):
             raise error  # a mistake of ours: the user's errors are answers
-        ray.kill(seat.actor)  # if only an object was lost, or its node cannot be reached
+        ray.kill(seat.worker)  # if only an object was lost, or its node cannot be reached
         death = describe_death(error)
         self._exit(worker, death, **death.facts)
 
     def _gone(self, worker: int, generation: int, kind: str) -> None:
         """It has been told to end, and is not waited for."""
         seat = self._seats[worker]
-        if seat.actor is None or seat.generation != generation:
+        if seat.worker is None or seat.generation != generation:
             return
         while self.hear(worker):
             pass
-        if seat.actor is not None:
-            ray.kill(seat.actor)
+        if seat.worker is not None:
+            ray.kill(seat.worker)
             self._exit(worker, None, kind="stalled" if seat.stalled else kind)
 
     def _exit(self, worker: int, death: Death | None, **facts: Any) -> None:
-        seat, options = self._seats[worker], self._options
-        seat.actor = None
+        seat = self._seats[worker]
+        seat.worker = None
         seat.calls.clear()
         seat.inbox.clear()
         head = seat.asked[0][0] if seat.asked else None
@@ -409,14 +314,13 @@ class RayDriver:
         stack = ""
         if seat.stack is not None and seat.stack.done and seat.stack.error is None:
             stack = tidy(seat.stack.result)
-        none = cannot_resume(options.recovery, seat.progress) if options.iterable else None
         exit = ev.Exit(
             self.clock(),
             task=number,
             position=None if note is None else note.position,
             step="idle" if number is None else "fetch" if note is None else note.step,
             stack=stack,
-            no_way=none.why if none else "",
+            no_way=self._no_way(seat),
             **facts,
         )
         evidence = Evidence(
@@ -435,11 +339,6 @@ class RayDriver:
 
     # -- facts ----------------------------------------------------------------------------
 
-    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
-        record = self._seats[worker]
-        states, iterable = record.states.random_state, self._options.iterable
-        return WorkerCheckpoint.of(seat, back, record.progress, states, iterable=iterable)
-
     def progress(self, worker: int) -> Progress:
         seat = self._seats[worker]
         # To wait for room in the cluster is no stall, however long that takes.
@@ -451,46 +350,24 @@ class RayDriver:
             return f"actor {seat.actor_id}, which waits for its start"
         return f"actor {seat.actor_id} on node {seat.node}, pid {seat.pid} there"
 
-    def size(self, worker: int) -> int | None:
-        return None
-
     def tally(self) -> Tally:
         return Tally()  # actors do not count
 
-    def own_bytes(self) -> dict[int, int]:
-        return {}
-
-    def shared_bytes(self) -> int:
-        return 0
-
     def handle(self, worker: int) -> Handle:
         seat = self._seats[worker]
-        return Handle(seat.pid, None if seat.actor is not None else 0)
-
-    def settle(self, report: ev.Report) -> None:
-        if report.outcome is ev.Outcome.SAMPLE_GIVEN_UP:
-            self._seats[report.worker].progress.forget_states()
-
-    def gather(self, evidence: Evidence) -> Evidence:
-        return evidence
-
-    def examine(self, evidence: Evidence) -> tuple[Evidence, Verdict]:
-        return evidence, judged(evidence, self._options)
+        return Handle(seat.pid, None if seat.worker is not None else 0)
 
     # -- the end --------------------------------------------------------------------------
 
     def stop(self, deadline: float) -> None:
         for seat in self._seats:
-            if seat.actor is not None and not self._head.lost:
-                ray.kill(seat.actor)
+            if seat.worker is not None and not self._head.lost:
+                ray.kill(seat.worker)
 
     def close(self) -> None:
         self._head.close()
         self._status.close()
         for seat in self._seats:
-            seat.actor = None
+            seat.worker = None
             seat.calls.clear()
             seat.inbox.clear()
-
-    def disown(self) -> None:
-        pass

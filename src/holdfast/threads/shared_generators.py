@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.threads.bells import Bell
+from holdfast.engine.bells import Bell
 from holdfast.worker.generator_search import Search
 from holdfast.worker.generator_states import State, global_states
 

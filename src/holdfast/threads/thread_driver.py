@@ -22,28 +22,15 @@ from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.readers import procfs
 from holdfast.autopsy.stack import dump_of, tidy
 from holdfast.autopsy.tally import Tally
-from holdfast.autopsy.verdict import Verdict
 from holdfast.autopsy.worker_status import StatusFile, WorkerStatus
 from holdfast.engine import events as ev
-from holdfast.engine.checkpoint import WorkerCheckpoint, random_states_at
-from holdfast.engine.continuation import CannotResume, cannot_resume
-from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
-from holdfast.engine.epoch import StartRefused
-from holdfast.engine.supervisor import Supervisor
-from holdfast.engine.worker_records import (
-    Answers,
-    NothingKept,
-    Order,
-    WorkerRecord,
-    judged,
-    setup_for,
-)
+from holdfast.engine.driver import DriverOptions, Handle, Progress
+from holdfast.engine.message_driver import MessageDriver, MessageRecord
+from holdfast.engine.worker_records import Order
 from holdfast.samples.substitute import BatchHints, copy_index
-from holdfast.threads import worker_thread as said
-from holdfast.threads.bells import Bell
-from holdfast.threads.notes import FEWEST, ThreadNotes
-from holdfast.threads.worker_thread import Copies, Message, WorkerThread, name_of
+from holdfast.threads.worker_thread import Copies, WorkerThread, name_of
 from holdfast.worker.interface import BATCH
+from holdfast.worker.message_host import GONE, Message
 
 __all__ = ["ThreadDriver", "stuck_threads"]
 
@@ -63,64 +50,34 @@ def stuck_threads() -> int:
 
 
 @dataclasses.dataclass(slots=True)
-class _Seat(WorkerRecord):
+class _Seat(MessageRecord):
     """What is kept for a worker id."""
 
-    counted: bytearray | None = None  # what its workers have counted, if there is a logbook
     worker: WorkerThread | None = None
-    notes: ThreadNotes = dataclasses.field(default_factory=ThreadNotes)  # of its last worker
     evidence: Evidence = _NO_EVIDENCE
     stack: str = ""
 
 
-class ThreadDriver:
+class ThreadDriver(MessageDriver[_Seat]):
     """Implements `Driver`, where the methods are described."""
 
-    backlog = False
-    spin = None
-
     def __init__(self, copies: Copies, limits: ev.Limits, options: DriverOptions) -> None:
-        self.limits = limits
-        self.clock = time.monotonic
-        self.kept = NothingKept()
+        super().__init__(_Seat, limits, options)
         self._copies = copies
-        self._options = options
-        self._seats = [_Seat() for _ in range(options.workers)]
-        for seat in self._seats:
-            seat.progress.seeds = options.seeds
-            if options.logbook is not None:
+        if options.logbook is not None:
+            for seat in self._seats:
                 seat.counted = bytearray(tally.END)
-        for seat, begun in zip(self._seats, options.restored, strict=False):
-            seat.notes = ThreadNotes(tuple(begun.random_states()))
-            seat.progress = begun.progress(options.seeds)
-        self._orders: dict[int, list[Order]] = {}  # not sent yet
-        self._bell = Bell()  # the thread that has the pool's lock waits for it,
-        self._watch_bell = Bell()  # and the background thread for this one
-        self._watches_batches = False
         self._consumer = threading.get_ident()
         self._status = StatusFile("thread")
-
-    def connect(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-        self._answers = Answers(supervisor, self._seats, self._options.iterable)
 
     # -- orders ---------------------------------------------------------------------------
 
     def start(self, order: ev.Start) -> None:
         seat = self._seats[order.worker]
-        seat.begin(order.generation, self.clock())
         seat.evidence, seat.stack = _NO_EVIDENCE, ""
-        states = random_states_at(order.answered, seat.notes.random_state)
-        setup = setup_for(order, self._options, seat.progress, *states)
-        if isinstance(setup, CannotResume):
-            lost = ev.WorkerStreamLost(
-                order.worker, order.generation, seat.active, setup.why, started=False
-            )
-            self._supervisor.tell(lost)
+        setup = self._begin(order)
+        if setup is None:
             return
-        kept = self._options.answers_ahead + FEWEST
-        earlier = seat.notes.until(order.answered)
-        seat.notes = ThreadNotes(earlier, seat.counted, order.worker, kept)
         worker = WorkerThread(setup, self._copies, seat.notes, self._bell, self._watch_bell)
         try:
             worker.thread.start()
@@ -132,31 +89,14 @@ class ThreadDriver:
             return
         seat.worker = worker
 
-    def rehearse(self, order: ev.Rehearse) -> None:
-        raise AssertionError("no thread is replaced for its size")
-
-    def find_leak(self, worker: int, batches: int, nbytes: int) -> bool:
-        return False
-
     def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
         # The index is copied because the user's code may change it.
         one = self._seats[worker].order(item, hint, copy_index)
         self._orders.setdefault(worker, []).append(one)
 
-    def flush(self) -> None:
-        now = self.clock()
-        for number, orders in self._orders.items():
-            seat = self._seats[number]
-            if seat.worker is not None:  # else it died a moment ago, and its replacement is asked
-                seat.active = now
-                seat.worker.orders.put(orders)
-        self._orders.clear()
-
-    def urge(self, worker: int, kind: Urgent, content: object = None) -> bool:
-        return False
-
-    def release(self) -> None:
-        pass
+    def _pass_on(self, seat: _Seat, orders: list[Order]) -> None:
+        assert seat.worker is not None
+        seat.worker.orders.put(orders)
 
     def dump(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
@@ -181,15 +121,13 @@ class ThreadDriver:
         worker = seat.worker
         if worker is None or seat.generation != generation:
             return
-        self._take_all(number)
+        while self.hear(number):
+            pass
         if self._seats[number].worker is not worker:
             return  # it has ended meanwhile
         worker.dismiss()
         _left[worker.thread] = None
         self._exit(number, "unkillable", stuck=stuck_threads())
-
-    def renew(self) -> None:
-        raise AssertionError("threads inherit no locks")
 
     # -- waiting --------------------------------------------------------------------------
 
@@ -207,32 +145,11 @@ class ThreadDriver:
         consumer = threading.get_ident() == self._consumer
         self._bell.wait(timeout, self._has_messages, consumer)
 
-    def take_in(self, found: None) -> bool:
-        heard = False
-        for worker in range(len(self._seats)):
-            heard |= self._take_all(worker)
-        return heard
-
-    def _take_all(self, worker: int) -> bool:
-        thread = self._seats[worker].worker
-        heard = False
-        while thread is not None and thread.outbox and self._seats[worker].worker is thread:
-            heard = True
-            self._take(worker, thread.outbox.popleft())
-        return heard
-
-    def prepare_watch(self, batches: bool) -> None:
-        self._watches_batches = batches
-
     def watch(self, timeout: float) -> None:
         if self._watches_batches:
             self._watch_bell.wait(timeout, self._has_messages)
         else:
             self._watch_bell.pause(timeout)
-
-    def wake(self) -> None:
-        self._bell.ring()
-        self._watch_bell.ring()
 
     def tick(self, now: float) -> None:
         if self._status.due(now):
@@ -246,38 +163,24 @@ class ThreadDriver:
     # -- what they say --------------------------------------------------------------------
 
     def _take(self, worker: int, message: Message) -> None:
-        seat, answers = self._seats[worker], self._answers
+        seat = self._seats[worker]
         seat.active = self.clock()
         kind = message[0]
         if kind is BATCH:  # first, because nearly all are
-            answers.batch(worker, *message[1:])
-        elif kind is said.READY:
-            answers.is_ready(worker)
-        elif kind is said.REPORT:
-            answers.report(worker, *message[1:])
-        elif kind is said.REMARK:
-            answers.remark(worker, *message[1:])
-        elif kind is said.SURVIVED:
-            answers.survived(worker)
-        elif kind is said.TAKEN_UP:
-            answers.taken_up(worker, *message[1:])
-        elif kind is said.REFUSED:
-            self._supervisor.refusal = StartRefused(worker, None, message[1])
-            self._supervisor.tell(ev.WorkerRefused(worker, seat.generation))
-        elif kind is said.GONE:
+            self._answers.batch(worker, *message[1:])
+        elif kind is GONE:
             seat.stack = message[1]
             self._exit(worker, "exited", exitcode=int(bool(message[1])))
         else:
-            answers.other(worker, *message)
+            self._heard(worker, *message)
 
     def _exit(self, number: int, kind: str, **facts: Any) -> None:
-        seat, options = self._seats[number], self._options
+        seat = self._seats[number]
         seat.worker = None
         note = seat.notes.read()
         step = note.step
         if step in ("fetch", "collate") and note.task is None:
             step = "replay"  # batches without a number are those that were delivered before
-        none = cannot_resume(options.recovery, seat.progress) if options.iterable else None
         exit = ev.Exit(
             self.clock(),
             kind,
@@ -285,17 +188,12 @@ class ThreadDriver:
             position=note.position,
             step=step,
             stack=seat.stack,
-            no_way=none.why if none else "",
+            no_way=self._no_way(seat),
             **facts,
         )
         self._supervisor.tell(ev.WorkerExited(number, seat.generation, exit, seat.evidence))
 
     # -- facts ----------------------------------------------------------------------------
-
-    def checkpoint(self, worker: int, seat: ev.SeatPosition, back: int) -> WorkerCheckpoint:
-        record = self._seats[worker]
-        states, iterable = record.notes.random_state, self._options.iterable
-        return WorkerCheckpoint.of(seat, back, record.progress, states, iterable=iterable)
 
     def progress(self, worker: int) -> Progress:
         seat = self._seats[worker]
@@ -303,9 +201,6 @@ class ThreadDriver:
 
     def place(self, worker: int) -> str:
         return f"thread {name_of(worker)}"
-
-    def size(self, worker: int) -> int | None:
-        return None
 
     def tally(self) -> Tally:
         found = Tally()
@@ -317,26 +212,8 @@ class ThreadDriver:
                 found.seconds[STEPS.index(note.step)] += max(0.0, self.clock() - note.since)
         return found
 
-    def own_bytes(self) -> dict[int, int]:
-        return {}
-
-    def shared_bytes(self) -> int:
-        return 0
-
     def handle(self, worker: int) -> Handle:
         return Handle(None, None if self._seats[worker].worker is not None else 0)
-
-    # -- deaths ---------------------------------------------------------------------------
-
-    def settle(self, report: ev.Report) -> None:
-        if report.outcome is ev.Outcome.SAMPLE_GIVEN_UP:
-            self._seats[report.worker].progress.forget_states()
-
-    def gather(self, evidence: Evidence) -> Evidence:
-        return evidence
-
-    def examine(self, evidence: Evidence) -> tuple[Evidence, Verdict]:
-        return evidence, judged(evidence, self._options)
 
     # -- the end --------------------------------------------------------------------------
 
@@ -358,9 +235,6 @@ class ThreadDriver:
         self._status.close()
         for seat in self._seats:
             seat.worker = None
-
-    def disown(self) -> None:
-        pass
 
 
 def _looked_at(evidence: Evidence, thread: threading.Thread) -> Evidence:

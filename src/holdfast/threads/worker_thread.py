@@ -19,34 +19,23 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 from types import MethodType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from holdfast import private_names
 from holdfast.autopsy.blackbox import IDLE, START, STOP
-from holdfast.engine.continuation import ResumptionResult
+from holdfast.engine.bells import Bell
 from holdfast.introspection.data_size import weigh
-from holdfast.samples.bad_sample import BadSample
-from holdfast.threads.bells import Bell
-from holdfast.threads.notes import ThreadNotes
 from holdfast.threads.shared_generators import SharedGenerators
 from holdfast.worker.exceptions import describe
-from holdfast.worker.interface import BATCH, Blueprint, HostWithoutLimit, WorkerSetup
+from holdfast.worker.interface import BATCH, Blueprint, WorkerSetup
 from holdfast.worker.items import Worker
+from holdfast.worker.message_host import GONE, READY, REFUSED, Message, MessageHost
+from holdfast.worker.notes import ThreadNotes
 
 __all__ = ["Copies", "ThreadBatch", "WorkerThread"]
 
-# What a thread says beside answers: the first item of a message.
-READY: Final = "ready"
-REFUSED: Final = "refused"  # a `Failure`: the dataset could not be copied
-REPORT: Final = "report"
-REMARK: Final = "remark"
-SURVIVED: Final = "survived"
-TAKEN_UP: Final = "taken up"
-GONE: Final = "gone"  # the thread ends: the traceback, if that was not intended
-
-Message = tuple[Any, ...]
 Orders = Sequence[tuple[str, int, Any]] | None
 """What to do, in this order; None: end."""
 
@@ -121,11 +110,10 @@ def _copied(blueprint: Blueprint) -> Blueprint:
     )
 
 
-class WorkerThread(HostWithoutLimit):
+class WorkerThread(MessageHost):
     """One worker. Implements `worker.interface.Host`."""
 
     own_process = False
-    arena = faults = None
 
     def __init__(
         self,
@@ -165,7 +153,7 @@ class WorkerThread(HostWithoutLimit):
             error = traceback.format_exc()
         private_names.set_thread_worker_info(None)
         self.recorder.note(-1, -1, STOP)
-        self._say(GONE, error)
+        self._say(GONE, error)  # the traceback, if that was not intended
         self._watch_bell.ring()
 
     def _work(self) -> None:
@@ -233,18 +221,6 @@ class WorkerThread(HostWithoutLimit):
                 self.remark(*moved)
                 self._shared = SharedGenerators(self._bell, None)
         self._say(kind, number, content, mark, state or None)
-
-    def report(self, bad: list[BadSample], samples: int | None) -> None:
-        self._say(REPORT, bad, samples)
-
-    def remark(self, about: str, words: str) -> None:
-        self._say(REMARK, about, words)
-
-    def survived(self) -> None:
-        self._say(SURVIVED)
-
-    def taken_up(self, result: ResumptionResult) -> None:
-        self._say(TAKEN_UP, result)
 
     def between_samples(self) -> int:
         if self.dismissed:

@@ -35,7 +35,6 @@ __all__ = [
     "TOLD",
     "Blueprint",
     "Host",
-    "HostWithoutLimit",
     "Notes",
     "WorkerSetup",
 ]
@@ -179,22 +178,3 @@ class Host(Protocol):
 
     def pause(self, seconds: float) -> bool:
         """Wait, without looking stalled. False if the worker is not needed any more."""
-
-
-class HostWithoutLimit:
-    """The part of a `Host` about memory, for a worker that is not replaced for its size: its memory
-    is the trainer's, or another program looks after it."""
-
-    limits_allocations = False
-
-    def private(self) -> int:
-        return 0
-
-    def begin_epoch(self) -> None:
-        pass
-
-    def may_retire(self) -> bool:
-        return False
-
-    def retire(self) -> None:
-        raise AssertionError("this worker is not replaced for its size")
