@@ -91,11 +91,13 @@ def test_a_timeout_counts_pinning_too_and_loses_nothing(stage: Stage) -> None:
                 next(iterator)
             except RuntimeError as error:
                 say("error", str(error).splitlines()[0])
+                say("awaited", str(error).partition("; ")[2])
         go_on.set()
         say("rest", [int(batch.value) for batch in iterator])
         """,
     )
     assert said(ended)["error"] == ["DataLoader timed out after 0.3 seconds"] * 2
+    assert said(ended)["awaited"] == ["the batch has come, and is not pinned yet"] * 2
     assert said(ended)["rest"] == ["[0, 1, 2, 3, 4, 5]"]
 
 

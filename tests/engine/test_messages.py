@@ -10,6 +10,9 @@ from holdfast.autopsy.incident import Incident
 from holdfast.engine import events as ev
 from holdfast.engine import messages
 from holdfast.engine.deaths import Deaths
+from holdfast.engine.epoch import StartRefused
+from holdfast.loader_identity import LoaderIdentity
+from holdfast.worker.exceptions import describe
 from tests.support.fake_driver import FakeDriver
 
 
@@ -123,3 +126,12 @@ def test_one_that_went_with_its_nursery_is_said_to_have() -> None:
         "worker 1 disappeared with the process that starts the workers, which was killed by "
         "SIGKILL, while it was starting; replaced"
     )
+
+
+def test_a_pid_that_is_not_known_is_said_not_to_be() -> None:
+    deaths = [death(pid=None), death(), death(pid=7)]
+    assert too_many(*deaths).startswith("DataLoader worker (pid(s) 812, 7) exited unexpectedly: ")
+    failure = describe(ImportError("no module"), position=None, step="bootstrap")
+    told = str(messages.cannot_start(StartRefused(1, None, failure), LoaderIdentity()))
+    assert told.startswith("DataLoader worker (pid(s) none known) exited unexpectedly: ")
+    assert "worker 1 could not start" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,3 +165,36 @@ def test_a_batch_that_failed_is_not_counted_as_one(num_workers: int) -> None:
         except Unspeakable:
             pass
     assert delivered == loader.stats()["batches"] == 3
+
+
+# -- what is awaited ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_error_of_a_timeout_says_which_workers_are_awaited_and_what_they_do(
+    tmp_path: Path, in_order: bool
+) -> None:
+    held = Pair(tmp_path)
+    with DataLoader(held, num_workers=2, timeout=PATIENCE, in_order=in_order) as loader:
+        iterator: Any = iter(loader)
+        assert eventually(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+        iterator._timeout = 0.1
+        with pytest.raises(RuntimeError) as error:
+            next(iterator)
+        pids = [worker.pid for worker in iterator._workers]
+        driver = iterator._pool.driver
+        driver._slots[0].pid = None
+        assert driver.place(0) == "its process has not started yet"
+        (tmp_path / "go").touch()
+    said = str(error.value).replace("\n", " ")
+    first, second = (
+        rf"worker {worker} \(pid {pid}\): fetch batch {worker} sample 0, \d+\.\d s"
+        for worker, pid in enumerate(pids)
+    )
+    awaited = first if in_order else f"any of {first}; {second}"
+    assert re.search(rf"no batch came within timeout=0\.1; awaited is {awaited}$", said), said
+
+
+class Pair(Held):
+    def __len__(self) -> int:
+        return 2

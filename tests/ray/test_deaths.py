@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -10,6 +12,7 @@ from holdfast.autopsy.catalogue import CATALOGUE  # noqa: E402
 from holdfast.autopsy.evidence import Evidence  # noqa: E402
 from holdfast.autopsy.verdict import judge  # noqa: E402
 from holdfast.ray.cluster import describe_death  # noqa: E402
+from holdfast.ray.ray_driver import RayDriver, _Seat  # noqa: E402
 from ray import exceptions  # noqa: E402
 
 
@@ -35,3 +38,25 @@ def test_each_error_of_ray_is_a_cause(error: Exception, cause: str, memory: bool
     )
     assert verdict.cause == cause
     assert "it was actor a1 on node n1 on host" in verdict.because
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ({}, "actor a1, which has ended"),
+        ({"worker": object()}, "actor a1, which waits for its start"),
+        (
+            {"worker": object(), "born": True},
+            "actor a1, whose process has started and is not ready yet",
+        ),
+        (
+            {"worker": object(), "node": "n1 on host", "pid": 7},
+            "actor a1 on node n1 on host, pid 7 there",
+        ),
+    ],
+    ids=["ended", "ordered", "started", "ready"],
+)
+def test_of_where_an_actor_is_nothing_is_said_that_is_not_known(known: Any, words: str) -> None:
+    driver = object.__new__(RayDriver)
+    driver._seats = [_Seat(actor_id="a1", **known)]
+    assert driver.place(0) == words

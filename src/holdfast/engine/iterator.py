@@ -379,11 +379,11 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                 error = self._error(taken)  # without the lock: it asks the user's own code
                 pool.done_with(taken)
                 raise error
-        except TimedOut:
+        except TimedOut as awaited:
             raise RuntimeError(
                 f"DataLoader timed out after {self._timeout} seconds\n"
                 f"holdfast: {pool.origin.prefix}no batch came within timeout={self._timeout}"
-                f"{pool.awaited_in_words()}"
+                f"{awaited}"
             ) from None
         except (KeyboardInterrupt, SystemExit):
             self._in_hand = _NOTHING

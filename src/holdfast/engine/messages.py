@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,14 +61,19 @@ def gave_up(
         return _not_continued(failure, mine, deaths)
     count = len(failure.deaths)
     counted = deaths.of(failure.deaths)  # without those that a bad sample has caused
-    pids = ", ".join(str(one.pid) for one in counted)
     prefix = deaths.origin.prefix
     return RestartLimitExceeded(
-        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {prefix}{count} deaths within "
+        f"DataLoader worker ({_pids(counted)}) exited unexpectedly: {prefix}{count} deaths within "
         f"{policy.period:g} s are more than max_restarts allows ({policy.intensity})."
         f"{_all_at_one(counted, count)}\n"
         + _details(counted, *_after_too_many(counted, count, policy.period))
     )
+
+
+def _pids(deaths: Iterable[Incident | StartRefused]) -> str:
+    """In torch's words. A thread has none, and of an actor that has not started it is not known."""
+    known = [str(one.pid) for one in deaths if one.pid is not None]
+    return f"pid(s) {', '.join(known) or 'none known'}"
 
 
 def _at_one(deaths: Sequence[Incident], count: int) -> Incident | None:
@@ -167,9 +172,8 @@ def _never_caught_up(
 def _not_started_again(
     failure: ev.GaveUp, mine: Sequence[Incident], origin: LoaderIdentity, doing: str, advice: str
 ) -> WorkerStartError:
-    pid = mine[-1].pid if mine else "unknown"
     return WorkerStartError(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
+        f"DataLoader worker ({_pids(mine[-1:])}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} died again and again while it was {doing}, so it is not started "
         f"again.\n{_details(mine, Remedy(advice))}"
     )
@@ -199,7 +203,6 @@ def _too_many_stuck(
 def _not_continued(failure: ev.GaveUp, mine: Sequence[Incident], deaths: Deaths) -> StreamLost:
     """The error for a stream that is not continued."""
     origin, recovery = deaths.origin, deaths.recovery
-    pid = mine[-1].pid if mine else "unknown"
     why = ""
     if recovery == "state":
         advice = [
@@ -235,7 +238,7 @@ def _not_continued(failure: ev.GaveUp, mine: Sequence[Incident], deaths: Deaths)
         )
         advice = [*remedies_for(_STREAM_CAUSE, None)]
     return StreamLost(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}the stream of "
+        f"DataLoader worker ({_pids(mine[-1:])}) exited unexpectedly: {origin.prefix}the stream of "
         f"worker {failure.worker} is not continued: {failure.why}.{why}\n"
         + _details(mine[-1:], *advice, cause=_STREAM_CAUSE)
     )
@@ -245,7 +248,7 @@ def _no_resource(
     failure: ev.GaveUp, mine: Sequence[Incident], origin: LoaderIdentity
 ) -> WorkerStartError:
     """The error for a worker that could not be started for lack of a resource."""
-    pid = next((one.pid for one in reversed(mine) if one.pid is not None), "none")
+    last = [one for one in mine if one.pid is not None][-1:]
     errors = Counter(death.errno for death in failure.deaths if death.errno is not None)
     said = "; ".join(
         f"{errno.errorcode.get(number, number)} ({os.strerror(number)}), {count} times"
@@ -253,7 +256,7 @@ def _no_resource(
     )
     seconds = failure.deaths[-1].at - failure.deaths[0].at
     return WorkerStartError(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {origin.prefix}worker "
+        f"DataLoader worker ({_pids(last)}) exited unexpectedly: {origin.prefix}worker "
         f"{failure.worker} could not be started in {len(failure.deaths)} tries within "
         f"{seconds:.0f} s. The system says: {said}.\n"
         + _details(
@@ -304,9 +307,8 @@ def poisoned(
     proof = _proof(verdict)
     if proof:
         deaths = [_without_a_sender(one) for one in deaths]
-    pids = ", ".join(str(one.pid) for one in deaths)
     error = PoisonSample(
-        f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {known.origin.prefix}{name} "
+        f"DataLoader worker ({_pids(deaths)}) exited unexpectedly: {known.origin.prefix}{name} "
         f"({where}) ended {len(verdict.deaths)} workers in a row{_alone(verdict)}."
         f"{proof}{_why_not_past_it(verdict, past_it)}\n{_details(deaths, *advice)}"
     )
@@ -370,7 +372,7 @@ def cannot_start(refused: StartRefused, origin: LoaderIdentity) -> WorkerStartEr
         to_do = [f"    {remedy}" for remedy in remedies_for(cause, None)[:2]]
         advice = "\n".join(["", f"What to do (more: holdfast explain {cause}):", *to_do])
     return WorkerStartError(
-        f"DataLoader worker (pid(s) {refused.pid}) exited unexpectedly: {origin.prefix}worker "
+        f"DataLoader worker ({_pids([refused])}) exited unexpectedly: {origin.prefix}worker "
         f"{refused.worker} could not start. It says:\n\n{_indented(failure.text)}{advice}"
     )
 

@@ -81,11 +81,12 @@ LOOKS = 100  # rounds of that, which take about 150 microseconds
 PACED = 32  # batches after which their pace is measured,
 QUICK = 0.005  # which is quick below so many seconds for each
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
+SHOWN = 4  # workers in the message of a timeout
 _UNNAMED = LoaderIdentity()
 
 
 class TimedOut(Exception):
-    """Nothing arrived within the loader's `timeout`."""
+    """Nothing arrived within the loader's `timeout`; what is awaited, in words."""
 
 
 class Pool:
@@ -336,7 +337,7 @@ class Pool:
             self._check()
         if self._pinning is None or not self._pinning.serves:
             raise RuntimeError("Pin memory thread exited unexpectedly")
-        raise TimedOut
+        raise TimedOut("; the batch has come, and is not pinned yet")
 
     def done_with(self, taken: Taken) -> None:
         """The consumer has had this."""
@@ -362,8 +363,10 @@ class Pool:
                     if deadline is not None:
                         deadline = clock() + timeout
                 elif deadline is not None and clock() >= deadline:
+                    self._check()  # if it was closed meanwhile, there is nothing to look at
+                    awaited = self._awaited_in_words()
                     self._work.half_done = False
-                    raise TimedOut
+                    raise TimedOut(awaited)
                 now = clock()
                 self._check()
                 self.drawing.draw_due(draw)  # a replica that ended leaves room for another task
@@ -492,13 +495,23 @@ class Pool:
         self.supervisor.run_upkeep()
         return heard
 
-    def awaited_in_words(self) -> str:
+    def _awaited_in_words(self) -> str:
         """Which worker the consumer waits for, where that is, and what it is doing."""
-        worker = self.machine.awaited()
-        if worker is None:
+        machine, driver = self.machine, self.driver
+        if machine.in_order:
+            worker = machine.awaited()
+            workers = [] if worker is None else [worker]
+        else:
+            workers = [one for one in range(machine.workers) if machine.undelivered(one)]
+        said = [
+            f"worker {one} ({driver.place(one)}): "
+            f"{driver.progress(one).note.in_words(driver.clock())}"
+            for one in workers[:SHOWN]
+        ]
+        if not said:
             return ""
-        doing = self.driver.progress(worker).note.in_words(self.driver.clock())
-        return f"; awaited is worker {worker} ({self.driver.place(worker)}): {doing}"
+        more = f"; and {len(workers) - SHOWN} more" if len(workers) > SHOWN else ""
+        return f"; awaited is {'' if machine.in_order else 'any of '}{'; '.join(said)}{more}"
 
     # -- handles --------------------------------------------------------------------------
 

@@ -280,7 +280,8 @@ class ProcessDriver:
         return Progress(self.resources.boxes.note(worker), parts, slot.active)
 
     def place(self, worker: int) -> str:
-        return f"pid {self._slots[worker].pid}"
+        pid = self._slots[worker].pid
+        return "its process has not started yet" if pid is None else f"pid {pid}"
 
     def size(self, worker: int) -> int | None:
         pid = self._slots[worker].pid

@@ -346,9 +346,13 @@ class RayDriver(MessageDriver[_Seat]):
 
     def place(self, worker: int) -> str:
         seat = self._seats[worker]
-        if not seat.born:
-            return f"actor {seat.actor_id}, which waits for its start"
-        return f"actor {seat.actor_id} on node {seat.node}, pid {seat.pid} there"
+        if seat.worker is None:
+            return f"actor {seat.actor_id}, which has ended"
+        if seat.node:
+            return f"actor {seat.actor_id} on node {seat.node}, pid {seat.pid} there"
+        if seat.born:
+            return f"actor {seat.actor_id}, whose process has started and is not ready yet"
+        return f"actor {seat.actor_id}, which waits for its start"
 
     def tally(self) -> Tally:
         return Tally()  # actors do not count
