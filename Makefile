@@ -34,6 +34,9 @@ help:
 	@echo 'make pictures  take the pictures of the docs, with Chromium'
 	@echo 'make causes    write docs/causes from the catalogue of causes'
 
+# NumPy's linear algebra would start its threads again after every fork, and they spin.
+test test-slow test-all test-frameworks: export OPENBLAS_NUM_THREADS = 1
+
 demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 

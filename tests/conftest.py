@@ -14,6 +14,7 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -105,6 +106,9 @@ def pytest_collection_finish() -> None:
     With torch that is several hundred thousand objects, in this process and in all that are forked
     from it.
     """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.partition(".")[0] == "torch":
+            logger.propagate = True  # else pytest adds a handler to each of 40 in every test
     gc.collect()
     gc.freeze()
     gc.enable()
