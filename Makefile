@@ -8,6 +8,8 @@ PYTEST_ARGS ?=
 # Test processes side by side. Much of what the tests do is waiting for processes to start and end.
 SIDE_BY_SIDE ?= 3
 BENCH_ARGS ?=
+# Their packages are large, and would be imported in every process that the tests fork.
+ALONE := --ignore=tests/frameworks --ignore=tests/ray
 
 # Hundreds of interpreters start in a run of the tests: each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,14 +43,14 @@ demo: $(VENV)/.has-test
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report and not grafana and not ray' $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not slow and not frameworks and not report and not grafana and not ray' $(ALONE) $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test
 	HOLDFAST_STORM_SECONDS=40 $(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal \
-		-m 'slow and not frameworks and not report and not grafana and not ray' $(shell grep -v '^#' .ci/slow.txt) $(PYTEST_ARGS)
+		-m 'slow and not frameworks and not report and not grafana and not ray' $(shell grep -v '^#' .ci/slow.txt) $(ALONE) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
-	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report and not grafana and not ray' $(PYTEST_ARGS)
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report and not grafana and not ray' $(ALONE) $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
 	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadscope -m 'frameworks and not slow' $(PYTEST_ARGS)
