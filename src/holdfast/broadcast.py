@@ -70,7 +70,8 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
     for pool in pools:
         draw = pool.announce(pickled)
         state.epochs.told_midway = True
-    state.told.note(change, state.epochs.next - 1, draw)
+    with state.telling:
+        state.told = state.told.and_(change, state.epochs.next - 1, draw)
 
 
 def _pickled(change: Callable[[Any], object], what: str) -> bytes:

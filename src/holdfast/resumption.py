@@ -11,6 +11,7 @@ import contextlib
 import copy
 import logging
 import multiprocessing
+import operator
 import pickle
 import warnings
 import zlib
@@ -64,7 +65,7 @@ class Loaded:
     checkpoint: Checkpoint | None  # None: from before the first epoch
     generators: SamplerStart | None
     program: list[int] | None  # checksums of the default generators
-    strict: bool
+    next_epoch: int  # the number of the one after it
     told: ToldChanges = field(default_factory=ToldChanges)  # in the run of the state
     not_held: Sequence[str] = ()  # what was told too
 
@@ -75,34 +76,34 @@ class Loaded:
 def state_dict(loader: Any) -> dict[str, Any]:
     """See `DataLoader.state_dict`."""
     there = runtime.of(loader)
-    if there.loaded is not None:
-        return copy.deepcopy(there.loaded.state)
-    checkpoint = None
+    loaded, checkpoint = there.loaded, None
+    if loaded is not None:
+        state = copy.deepcopy(loaded.state)
+        if not is_torchdatas(state):
+            state |= _told(_with_names(there.told, loaded.not_held), loaded.checkpoint)
+        return state
     if there.engine == "torch":
         _warn_of_torchs(there.why_torchs)
     elif there.bookmark is not None:
         checkpoint = there.bookmark.checkpoint()
     text = _Texts(there.texts)
     now = SamplerStart.of(loader)
-    state: dict[str, Any] = {
+    state = {
         "version": VERSION,
         FINISHED: checkpoint is None or checkpoint.finished,
         "batches": 0 if checkpoint is None else checkpoint.yielded,
         "loader": _facts(loader),
         "epoch": None,
+        "next_epoch": there.epochs.next,
         "sampler": {
             "now": _generators(now, text, "now"),
+            "epoch": now.epoch,
             "program": [zlib.crc32(one.read()) for one in global_states()],
             "before_epoch": to_plain(now.state),
         },
         "bad_samples": None if checkpoint is None else checkpoint.account,
+        **_told(there.told, checkpoint),
     }
-    within = None if checkpoint is None or checkpoint.finished else checkpoint
-    told = there.told.to_state(
-        None if within is None else within.epoch, 0 if within is None else within.first_missing
-    )
-    if told is not None:
-        state["told"] = told
     if there.engine == "torch":
         state["unknown"] = there.why_torchs
     if checkpoint is not None:
@@ -122,6 +123,18 @@ def state_dict(loader: Any) -> dict[str, Any]:
             }
         _add_workers(state, loader, checkpoint, text)
     return state
+
+
+def _told(told: ToldChanges, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    if checkpoint is None or checkpoint.finished:
+        told = told.at(None, 0)
+    else:
+        told = told.at(checkpoint.epoch, checkpoint.first_missing)
+    return {"told": told.to_state()} if told else {}
+
+
+def _with_names(told: ToldChanges, not_held: Sequence[str]) -> ToldChanges:
+    return replace(told, names=dict.fromkeys([*not_held, *told.names]))
 
 
 class _Texts:
@@ -161,14 +174,13 @@ def _epoch(one: Checkpoint) -> dict[str, Any]:
 
 
 def _add_workers(state: dict[str, Any], loader: Any, checkpoint: Checkpoint, text: _Texts) -> None:
-    # Without workers the dataset is the same object in all epochs.
-    keeps = loader.persistent_workers or not checkpoint.finished or not loader.num_workers
-    if loader.num_workers == 0:
-        worker = _worker(checkpoint.workers[0], text, 0) if keeps else {}
+    if loader.num_workers == 0:  # the dataset is the same object in all epochs
+        worker = _worker(checkpoint.workers[0], text, 0)
         if not isinstance(loader.dataset, IterableDataset):
             worker["dataset_state"] = to_plain(checkpoint.dataset)
         state |= worker
         return
+    keeps = loader.persistent_workers or not checkpoint.finished
     state["_snapshot"] = {
         "_worker_snapshots": {
             f"worker_{number}": _worker(one, text, number)
@@ -405,8 +417,15 @@ def load_state_dict(loader: Any, state: Mapping[str, Any], *, strict: bool = Tru
     else:
         loaded = _read(loader, state, strict)
     loaded.told.make(loader.dataset)
-    there.loaded, there.told = loaded, copy.deepcopy(loaded.told)
+    there.loaded, there.told = loaded, loaded.told
     there.epochs.told_midway |= bool(loaded.told)
+    there.epochs.next = loaded.next_epoch
+    known, told = loaded.generators, epoch_of(loader)
+    between = loaded.checkpoint is None or loaded.checkpoint.finished
+    if between and known is not None and known.epoch is not None and told is not None:
+        there.epochs.sampler = known.epoch
+        if told[1] == 0:  # it was told nothing else yet
+            told[0].set_epoch(known.epoch)
     if loader.persistent_workers and loader._iterator is not None:
         runtime.close(loader)
 
@@ -435,6 +454,7 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
         checkpoint = _checkpoint(state, finished, now)
         program = state["sampler"].get("program")
         told, names = _read_told(state.get("told"), checkpoint)
+        next_epoch = operator.index(state["next_epoch"])
     except (KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
         raise StateError(
             f"the state is damaged or incomplete ({type(error).__name__}: {error}); it was "
@@ -477,7 +497,7 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             checkpoint = _nearest(checkpoint, loader, theirs, differences)
         if "samplers" in differences:
             now = replace(now, state=None)
-    for name in {**told.held, **dict.fromkeys(told.due_names())}:
+    for name in dict.fromkeys([*told.held, *(one.name for one in told.due)]):
         try:
             check_change(loader.dataset, name)
         except AttributeError as error:
@@ -487,7 +507,7 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             ) from error
     if checkpoint is not None:
         checkpoint = replace(checkpoint, due=told.due_changes())
-    return Loaded(copy.deepcopy(dict(state)), checkpoint, now, program, strict, told, names)
+    return Loaded(copy.deepcopy(dict(state)), checkpoint, now, program, next_epoch, told, names)
 
 
 def _read_told(told: Any, checkpoint: Checkpoint | None) -> tuple[ToldChanges, list[str]]:
@@ -510,7 +530,7 @@ def _start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
     default += [None] * (3 - len(default))
     before = from_plain(sampler.get("before_epoch"))
     if which == "now":
-        return SamplerStart(own, tuple(default), state=before)
+        return SamplerStart(own, tuple(default), sampler["epoch"], state=before)
     return SamplerStart(own, tuple(default), sampler["epoch"], bool(sampler["before_seed"]), before)
 
 
@@ -651,7 +671,7 @@ def _anew(done: int, workers: int, iterable: bool) -> tuple[WorkerCheckpoint, ..
 
 def _read_torchdatas(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
     checkpoint = from_torchdata(loader, state)
-    return Loaded(copy.deepcopy(dict(state)), checkpoint, None, None, strict)
+    return Loaded(copy.deepcopy(dict(state)), checkpoint, None, None, checkpoint.epoch + 1)
 
 
 # -- going on from it -----------------------------------------------------------------------
@@ -669,10 +689,13 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
         there.bookmark = bookmark
         return
     _tell_what_is_missing(there.told, loaded.not_held)
+    with there.telling:
+        there.told = _with_names(there.told, loaded.not_held)
     checkpoint = loaded.checkpoint
     keeps: Callable[[], Any] = contextlib.nullcontext
     if checkpoint is not None and not checkpoint.finished:
         keeps = default_generators_kept
+        there.epochs.go_on(loader, checkpoint.epoch)
         _tell_of_generators(loader, loaded)
     elif loaded.generators is not None:
         loaded.generators.restore(loader, default=False, between_epochs=True)
@@ -688,15 +711,13 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
             "depends on more than its generators and its epoch; give it state_dict() and "
             f"load_state_dict(), which are used then. Or: {_START_ANEW}"
         ) from None
+    if checkpoint is not None and not checkpoint.finished:
+        there.epochs.go_on(loader, loaded.next_epoch)
     there.bookmark, there.loaded = bookmark, None
-    told = epoch_of(loader)
-    if told is not None:
-        there.epochs.sampler = told[1]  # perhaps from the state
 
 
 def _tell_what_is_missing(told: ToldChanges, not_held: Sequence[str]) -> None:
     missing = [name for name in not_held if name not in told.names]
-    told.names.update(dict.fromkeys(not_held))
     if missing:
         log.warning(
             "resumed: in the run of this state loader.broadcast() was given %s, which a state "

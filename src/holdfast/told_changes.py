@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.plain_data import from_plain, holds_pickle, to_plain
@@ -68,52 +69,52 @@ class _Due:
     plain: Any
 
 
+@dataclass(frozen=True)
 class ToldChanges:
-    """All that one loader's dataset was told."""
+    """All that one loader's dataset was told. It is replaced as a whole: another thread, or a
+    signal handler, may ask for the loader's state at any time."""
 
-    def __init__(self) -> None:
-        self.held: dict[str, Any] = {}  # by attribute, as plain data; the last told is the last
-        self.names: dict[str, None] = {}  # what no state can hold
-        self._due: list[_Due] = []
+    held: Mapping[str, Any] = field(default_factory=dict)  # by attribute; the last told is the last
+    names: Mapping[str, None] = field(default_factory=dict)  # what no state can hold
+    due: tuple[_Due, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.held or self.names or self._due)
+        return bool(self.held or self.names or self.due)
 
-    def note(self, change: Callable[[Any], object], epoch: int, draw: int) -> None:
-        """It was told in this epoch, and holds from this draw on."""
+    def and_(self, change: Callable[[Any], object], epoch: int, draw: int) -> ToldChanges:
+        """With one more, that was told in this epoch and holds from this draw on."""
+        held, names, due = dict(self.held), dict(self.names), list(self.due)
         if isinstance(change, SetEpoch):
-            self._due.append(_Due(epoch, draw, _SET_EPOCH, change.epoch))
+            due.append(_Due(epoch, draw, _SET_EPOCH, change.epoch))
         elif isinstance(change, SetAttributes):
             for name, value in change.values.items():
                 plain: Any = None
                 with contextlib.suppress(Exception):  # it does not pickle
                     plain = [to_plain(value)]
                 if plain is not None and _is_held(name, plain):
-                    self._due.append(_Due(epoch, draw, name, plain[0]))
-                    self.names.pop(name, None)
+                    due.append(_Due(epoch, draw, name, plain[0]))
+                    names.pop(name, None)
                 else:  # what it was told before holds no longer
-                    self.names[name] = None
-                    self.held.pop(name, None)
-                    self._due = [due for due in self._due if due.name != name]
+                    names[name] = None
+                    held.pop(name, None)
+                    due = [one for one in due if one.name != name]
         else:
-            self.names[_name_of(change)] = None
-        self._hold(epoch, AT_ONCE)
+            names[_name_of(change)] = None
+        return ToldChanges(held, names, tuple(due)).at(epoch, AT_ONCE)
 
-    def _hold(self, epoch: int | None, draw: int) -> None:
-        """Changes of earlier epochs and draws are made."""
-        while self._due and (self._due[0].epoch != epoch or self._due[0].draw <= draw):
-            made = self._due.pop(0)
-            self.held.pop(made.name, None)
-            self.held[made.name] = made.plain
+    def at(self, epoch: int | None, draw: int) -> ToldChanges:
+        """If this is the next draw in this epoch: changes of earlier epochs and draws are made."""
+        held, due = dict(self.held), deque(self.due)
+        while due and (due[0].epoch != epoch or due[0].draw <= draw):
+            made = due.popleft()
+            held.pop(made.name, None)
+            held[made.name] = made.plain
+        return ToldChanges(held, self.names, tuple(due))
 
     # -- in a state -----------------------------------------------------------------------
 
-    def to_state(self, epoch: int | None, draw: int) -> dict[str, Any] | None:
-        """For a state in this epoch in which this is the next draw; None if nothing was told."""
-        self._hold(epoch, draw)
-        if not self:
-            return None
-        due = [[one.draw, one.name, one.plain] for one in self._due]
+    def to_state(self) -> dict[str, Any]:
+        due = [[one.draw, one.name, one.plain] for one in self.due]
         return {"held": dict(self.held), "due": due, "not_held": list(self.names)}
 
     @classmethod
@@ -122,11 +123,9 @@ class ToldChanges:
     ) -> ToldChanges:
         """What `to_state` has put there; ValueError if it is damaged. Without an epoch nothing is
         due any more."""
-        made = cls()
-        made.held = dict(held)
-        made._due = [_Due(-1 if epoch is None else epoch, *one) for one in due]
-        made._hold(epoch, AT_ONCE)
-        for name, plain in [*made.held.items(), *((one.name, one.plain) for one in made._due)]:
+        late = tuple(_Due(-1 if epoch is None else epoch, *one) for one in due)
+        made = cls(dict(held), due=late).at(epoch, AT_ONCE)
+        for name, plain in [*made.held.items(), *((one.name, one.plain) for one in made.due)]:
             if not _is_held(name, plain):
                 raise ValueError(f"{name!r} cannot be told by a state")
             _change_of(name, plain)
@@ -137,12 +136,9 @@ class ToldChanges:
         for name, plain in self.held.items():
             _change_of(name, plain)(dataset)
 
-    def due_names(self) -> list[str]:
-        return [one.name for one in self._due]
-
     def due_changes(self) -> tuple[tuple[int, Callable[[Any], object]], ...]:
         """Those that do not hold yet, each with the draw that it precedes."""
-        return tuple((one.draw, _change_of(one.name, one.plain)) for one in self._due)
+        return tuple((one.draw, _change_of(one.name, one.plain)) for one in self.due)
 
 
 def check(dataset: Any, name: str) -> None:

@@ -358,3 +358,50 @@ def test_another_number_of_workers_goes_on_exactly(there: int, here: int, persis
         loader.load_state_dict(state)
         second += list(loader)
         assert [first, second, list(loader)] == expected
+
+
+@pytest.mark.parametrize("had", [0, 2, 3], ids="after {} batches of the third epoch".format)
+@pytest.mark.parametrize("told", ["never", "once", "again", "every epoch"])
+def test_a_resumed_run_numbers_its_epochs_as_the_one_without_a_break(told: str, had: int) -> None:
+    """Whether the program calls set_epoch once, again when it is started again, or always."""
+
+    def make() -> Any:
+        dataset = Draws(8)
+        sampler: Any = DistributedSampler(dataset, 1, 0)
+        if told in ("once", "again"):
+            sampler.set_epoch(5)
+        return DataLoader(
+            dataset, batch_size=3, collate_fn=as_is, seeding=("sample", 1), sampler=sampler
+        )
+
+    def run(loader: Any, epoch: int) -> list[Any]:
+        if told == "every epoch":
+            loader.sampler.set_epoch(5 + epoch)
+        return list(loader)
+
+    loader = make()
+    expected = [run(loader, epoch) for epoch in range(5)]
+    loader = make()
+    for epoch in range(2):
+        run(loader, epoch)
+    if told == "every epoch":
+        loader.sampler.set_epoch(7)
+    if had:
+        iterator = iter(loader)
+        assert [next(iterator) for _ in range(had)] == expected[2][:had]
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = make()
+    if told == "once":
+        again.sampler.set_epoch(0)
+    again.load_state_dict(state)
+    assert [run(again, epoch) for epoch in range(2, 5)] == [expected[2][had:], *expected[3:]]
+
+
+def test_what_set_epoch_says_after_a_state_was_loaded_counts_for_the_next_epoch() -> None:
+    expected = batches(Draws(8), epochs=6)
+    torch.manual_seed(7)
+    loader: Any = DataLoader(Draws(8), batch_size=3, collate_fn=as_is, seeding="sample")
+    list(loader)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(4)
+    assert [list(loader), list(loader)] == expected[4:]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
 
-from holdfast import DataLoader, StateError
+from holdfast import DataLoader, StateError, told_changes
 from tests.telling.datasets import Hear, Told, ToldStream, as_is
 
 
@@ -156,3 +157,38 @@ def test_what_no_state_can_hold_replaces_what_it_held() -> None:
     assert loader.state_dict()["told"] == {"held": {}, "due": [], "not_held": ["heard"]}
     loader.broadcast({"heard": ["b"]})
     assert loader.state_dict()["told"]["not_held"] == []
+
+
+def test_what_is_told_after_a_state_was_loaded_is_in_a_state_that_is_taken_then() -> None:
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    loader.broadcast({"heard": ["a"]})
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    again.broadcast({"part.strength": 3})
+    third = make()
+    third.load_state_dict(json.loads(json.dumps(again.state_dict())))
+    assert (third.dataset.heard, third.dataset.part.strength) == (["a"], 3)
+    assert list(third) == list(again)
+
+
+def test_another_thread_gets_a_state_with_all_that_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the next is being told. It need not wait for that."""
+    loader = make()
+    loader.broadcast({"heard": ["a"], "part.strength": 1})
+    states: list[Any] = []
+
+    def hold(told: Any, *_: Any) -> Any:
+        other = threading.Thread(target=lambda: states.append(loader.state_dict()["told"]))
+        monkeypatch.undo()
+        other.start()
+        other.join(10)
+        return told.at(*_)
+
+    monkeypatch.setattr(told_changes.ToldChanges, "at", hold)
+    loader.broadcast({"heard": ["b"]})
+    assert [told["held"] for told in states] == [{"heard": ["a"], "part.strength": 1}]
+    assert loader.state_dict()["told"]["held"] == {"part.strength": 1, "heard": ["b"]}

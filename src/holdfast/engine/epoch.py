@@ -60,6 +60,11 @@ class EpochCounter:
     sampler: int = 0  # the epoch of the sampler when the last one began
     told_midway: bool = False  # workers were told something while they were running
 
+    def go_on(self, loader: Any, number: int) -> None:
+        """The next one has this number, whatever its sampler was told before."""
+        told = epoch_of(loader)
+        self.next, self.sampler = number, self.sampler if told is None else told[1]
+
     def begin(self, loader: Any, options: Settings, shared: int | None = None) -> EpochSeeds:
         """The seeds of the epoch that begins."""
         told = None if options.seeding == "worker" else epoch_of(loader)

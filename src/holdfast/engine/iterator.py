@@ -107,10 +107,8 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         else:
             BaseDataLoaderIter.__init__(self, loader)
         self._epochs = epochs
-        if resumed is not None:
-            epochs.next = resumed.epoch + resumed.finished
-            if self._persistent_workers or not resumed.finished:
-                self._base_seed = resumed.base_seed
+        if resumed is not None and (self._persistent_workers or not resumed.finished):
+            self._base_seed = resumed.base_seed
         self._seeds = seeds = self._begin_epoch(loader, options, resumed)
         self._owner = os.getpid()
         self._stats = stats

@@ -79,8 +79,6 @@ class SerialIterator(SingleProcessDataLoaderIter):
         loaded_state.take_back(loader.dataset)
         iterable = isinstance(loader.dataset, IterableDataset)
         continues = resumed is not None and not resumed.finished
-        if resumed is not None:
-            epochs.next = resumed.epoch + resumed.finished
         seeds = epochs.begin(loader, options).samples
         self._epoch = epochs.next - 1
         if resumed is not None and continues:
