@@ -684,7 +684,9 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     there = runtime.of(loader)
     loaded, bookmark = there.loaded, Bookmark()
     if loaded is None:
-        bookmark.waiting = None if there.bookmark is None else there.bookmark.waiting
+        if there.bookmark is not None:
+            last, bookmark.waiting = there.bookmark.last, there.bookmark.waiting
+            bookmark.follows_end = last is not None and last.finished
         yield bookmark, None
         there.bookmark = bookmark
         return

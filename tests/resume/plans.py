@@ -110,6 +110,40 @@ class Resumable(IterableDataset[Any]):
         self.start = state["done"]
 
 
+class AtItsNextBeginning(IterableDataset[Any]):
+    """Counts epochs at their ends: its state there is that of the next beginning."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.at = self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < len(share(self.size)):
+            self.at += 1
+            yield {**reveal(share(self.size)[self.at - 1]), "epoch": self.epoch}
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class LoadsWhenBegun(AtItsNextBeginning):
+    """The same, and a state that was loaded takes effect when it is begun, once."""
+
+    loaded: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        state, self.loaded = self.loaded or {"at": 0, "epoch": self.epoch}, None
+        super().load_state_dict(state)
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
 class OmitsItsBuffer(Resumable):
     """Shuffles within a buffer, and its state says only how far it has read."""
 
@@ -344,6 +378,15 @@ QUICK: dict[str, Plan] = {
     "a stream that counts epochs": Plan(
         CountsEpochs, options=KEEP, breaks=((1, 4), (0, 8)), epochs=3
     ),
+    "a stream that ends where it begins": Plan(
+        AtItsNextBeginning, options=KEEP, breaks=((1, 0), (1, 1), (1, 5)), epochs=3
+    ),
+    "the same, without workers": Plan(
+        AtItsNextBeginning, workers=0, breaks=((1, 0), (1, 1)), epochs=3
+    ),
+    "the same, that loads when it is begun": Plan(
+        LoadsWhenBegun, options=KEEP, breaks=((1, 0), (1, 5)), epochs=4
+    ),
     "a state that leaves something out": Plan(OmitsItsBuffer, breaks=((0, 4),)),
     "a map-style dataset with a state": Plan(Counting, breaks=((0, 3), (1, 0))),
     "the same with persistent workers": Plan(Counting, options=KEEP, breaks=((1, 4),), epochs=3),
@@ -362,6 +405,8 @@ FINISHED = {
     "the same without workers  ",
     "a stream that counts epochs",
     "its own iterator",
+    "a stream that ends where it begins",
+    "the same, that loads when it is begun",
 }
 """Plans whose run is also broken off between two epochs."""
 

@@ -14,7 +14,15 @@ import pytest
 import torch
 
 from holdfast import DataLoader
-from tests.resume.plans import FINISHED, QUICK, SLOW, Plan
+from tests.resume.plans import (
+    FINISHED,
+    KEEP,
+    QUICK,
+    SLOW,
+    AtItsNextBeginning,
+    LoadsWhenBegun,
+    Plan,
+)
 from tests.support.datasets import OneString
 from tests.support.fingerprint import fingerprint
 from tests.support.loaders import STOCK
@@ -142,3 +150,17 @@ def test_a_replay_is_said_once_with_its_cost(caplog: pytest.LogCaptureFixture) -
     ]
     assert len(said) == 1
     assert "5 batches" in said[0]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("dataset", [AtItsNextBeginning, LoadsWhenBegun])
+def test_a_stream_that_ends_where_it_begins_loses_nothing_by_deaths_between_epochs(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(dataset, size=11, epochs=3, options=KEEP)
+    epochs, _ = whole(plan)
+    monkeypatch.setenv("HOLDFAST_FAULTS", "before-resume:SIGKILL")
+    seed()
+    with plan.make(DataLoader) as loader:
+        assert [had(iter(loader)) for _ in epochs] == epochs
+        assert loader.stats()["restarts"] == 2

@@ -196,6 +196,7 @@ class ResumptionPlan:
     digest: int | None = None  # of the batches before `marks`, for a replay; None if not known
     attempts: int = 1  # processes that may still try this way, including this one
     tried: bool = False  # the way `STATE` has failed before
+    rests: bool = False  # of `PROBE`: the state is one between epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,5 +357,6 @@ def choose_plan(
     left = [plan for plan in ways if plan.way not in unfit] or ways[-1:]
     plan = left[0]
     if persistent and recovery == "auto" and plan.state is not None and PROBE not in unfit:
-        return ResumptionPlan(PROBE, b"", plan.delivered, plan.state, last=False)
+        rests = plan.way == REST
+        return ResumptionPlan(PROBE, b"", plan.delivered, plan.state, last=False, rests=rests)
     return replace(plan, last=len(left) == 1, attempts=attempts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import sys
 import time
 import weakref
@@ -46,7 +47,7 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
-from holdfast.worker.stream_resumption import end_epoch
+from holdfast.worker.stream_resumption import end_epoch, state_between_epochs
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -92,8 +93,11 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if not iterable:
             start = SamplerStart.of(loader, before_seed=True)
             self._draws = SamplerDraws(start, oldest=_number_of(weakref.ref(self)))
+        resting = None
         if resumed is not None and resumed.finished and iterable:
-            _leave_as_before(loader, resumed)
+            resting = _leave_as_before(loader, resumed)
+        elif iterable and bookmark is not None and bookmark.follows_end:
+            resting = state_between_epochs(loader.dataset, lambda *_: None, ended=True) or None
         self._of_torch = self._seeds is None and not (iterable and continues)
         if self._of_torch:
             super().__init__(loader)
@@ -124,7 +128,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if resumed is not None and continues:
             self._go_to(resumed, options, origin)
         if iterable and self._stream is None:
-            self._stream = SerialStream(self)
+            self._stream = SerialStream(self, resting=resting)
         roots = functools.partial(_roots_of, self._dataset, self._collate_fn)
         self._randomness = Randomness(roots)  # of a map-style dataset
         if resumed is not None and not iterable:
@@ -413,11 +417,11 @@ def _roots_of(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     yield "collate_fn", collate_fn
 
 
-def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:
+def _leave_as_before(loader: Any, resumed: Checkpoint) -> bytes | None:
     """Before an epoch: bring an iterable dataset, which is this process's own, to where the epoch
-    before has left it. As in a worker (`StreamResumption`), it is begun once where that ended."""
+    before has left it, as in a worker (`StreamResumption`); returns its state there."""
     if not resumed.workers:
-        return
+        return None
     dataset, before = loader.dataset, resumed.workers[0]
     state = None if before.stream is None else before.stream.point.state
     if state is not None and has_state(dataset):
@@ -426,6 +430,7 @@ def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:
     if before.random_state is not None:
         own = Randomness(functools.partial(_roots_of, dataset, loader.collate_fn)).own
         own.restore(before.random_state)
+    return None if state is None else pickle.dumps({**pickle.loads(state), "ended": True})
 
 
 def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:

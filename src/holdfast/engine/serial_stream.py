@@ -42,13 +42,17 @@ class SerialStream:
     """The stream of one `SerialIterator`. If the dataset or its iterator has a state, that is asked
     for after every batch, as in a worker."""
 
-    def __init__(self, iterator: Any, begun: bool = True) -> None:
-        """`begun`: the iterator has begun to iterate over the dataset."""
+    def __init__(self, iterator: Any, begun: bool = True, resting: bytes | None = None) -> None:
+        """`begun`: the iterator has begun to iterate over the dataset. `resting`: the state in
+        which an epoch before has left the dataset at its end."""
         self._iterator = weakref.proxy(iterator)
         self.progress = StreamProgress()
         self.randomness = Randomness(self._roots)
         self._random_before: bytes | None = None
         self._tracks = begun and self._has_state()
+        if self._tracks:
+            self.progress.state_between_epochs = resting
+            self.progress.epoch_state = self.randomness.saved()
         self._remarked = False
 
     def _has_state(self) -> bool:
@@ -112,14 +116,14 @@ class SerialStream:
                 "replay" if recovery == "raise" else recovery,
                 self.progress,
                 exhausted=begun.seat.exhausted,
-                epochs_done=0,
+                epochs_done=int(self.progress.state_between_epochs is not None),
                 persistent=False,
                 unfit=unfit,
                 random_before=begun.random_before,
             )
             if isinstance(plan, CannotResume):
                 return plan.why
-            replica: Any = _Replica(self, begun.seat)
+            replica: Any = _Replica(self, begun.seat, self.progress.epoch_state)
             found = StreamResumption(replica, plan)()
             if found.to_be_tried_again:
                 self.progress.raised += 1
@@ -178,6 +182,7 @@ class _Replica:
 
     stream: SerialStream
     seat: SeatPosition
+    epoch_state: bytes | None
     told_error: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -185,7 +190,7 @@ class _Replica:
         self.dataset = iterator._dataset
         self.randomness = self.stream.randomness
         self.setup = SimpleNamespace(
-            epoch_state=None,
+            epoch_state=self.epoch_state,
             rehearsal=None,
             epochs_done=0,
             batches_done=seat.batches_done,

@@ -16,7 +16,7 @@ import pickle
 from typing import Any, Final
 
 from holdfast.autopsy.blackbox import BROADCAST, SEND
-from holdfast.engine.continuation import TRUST, ResumptionResult
+from holdfast.engine.continuation import REST, TRUST, ResumptionResult
 from holdfast.samples.bad_sample import message_of
 from holdfast.samples.substitute import BatchHints
 from holdfast.worker.batch_fingerprint import (
@@ -258,20 +258,24 @@ class Worker:
     def _begin_epoch(self, seeds: EpochSeeds) -> None:
         if self.host.faults:
             self.host.faults.strike("before-resume")
-        self._exhausted = False
+        ended, self._exhausted = self._exhausted, False
         replica = self.replica
         if self._initialised:
             replica.broken = None
         epoch_state = self.randomness.saved()
-        if self._loaded and self.answered == self.setup.answered:
+        unchanged = self.answered == self.setup.answered
+        if self._loaded and unchanged:
             # Nothing was drawn since a state was loaded: the dataset would continue from it now.
             assert isinstance(replica.fetcher, IterableFetcher)
             iterator = replica.fetcher.iterator
             draw_and_drop(lambda: iterator)
             self.randomness.restore(epoch_state)
         resting = None if self._gives_state else b""
-        if self.setup.rests:
-            resting = state_between_epochs(replica.dataset, self._remark_once)
+        plan = self.setup.plan
+        if self.setup.rests and ended and unchanged and plan is not None and plan.way == REST:
+            resting = plan.state  # a dataset that has loaded it may give it when it is begun
+        elif self.setup.rests:
+            resting = state_between_epochs(replica.dataset, self._remark_once, ended=ended)
         self.host.begin_epoch()
         try:
             replica.begin_epoch(seeds)
@@ -326,6 +330,7 @@ class Worker:
             if self._gives_state:
                 state = self._state()
             elif wanted and isinstance(fetcher, IterableFetcher):
+                fetcher.ended |= kind is ENDED  # of single samples too
                 state = state_now(self.replica.dataset, fetcher, self._remark_once)
         if self._tolerant and kind is not RESUMED and kind is not TOLD:
             self._report()

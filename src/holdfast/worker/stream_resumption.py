@@ -72,11 +72,12 @@ def state_now(dataset: Any, fetcher: IterableFetcher, remark: Remark) -> bytes:
         return b""  # it will be replayed from its start instead
 
 
-def state_between_epochs(dataset: Any, remark: Remark) -> bytes:
-    """The dataset's own state between two epochs, pickled; empty if it has none."""
+def state_between_epochs(dataset: Any, remark: Remark, **more: bool) -> bytes:
+    """The dataset's own state between two epochs, pickled, with `more`; empty if it has none. Of a
+    stream: whether it has ended."""
     try:
         state = state_of(dataset)
-        return b"" if state is None else pickle.dumps({"dataset": state})
+        return b"" if state is None else pickle.dumps({"dataset": state, **more})
     except Exception as error:
         _remark_failure(remark, error)
         return b""  # its epochs will be passed one by one instead
@@ -185,10 +186,7 @@ class StreamResumption:
 
     def _from_the_start(self) -> ResumptionResult:
         plan = self._plan
-        resting = None
-        if plan.way == REST and plan.state is not None:
-            resting = pickle.loads(plan.state)["dataset"]
-        self._pass_epochs(resting)
+        self._pass_epochs(plan.state if plan.way == REST else None)
         # Errors that were delivered in this epoch come again.
         self._replica.hear_past((self._setup.epochs_done, 0), self._setup.settled_earlier)
         self._to_the_epochs_start()
@@ -210,19 +208,22 @@ class StreamResumption:
         if self._setup.epoch_state is not None:
             self._replica.randomness.restore(self._setup.epoch_state)
 
-    def _pass_epochs(self, resting: Any) -> None:
-        """Bring the dataset to the state in which the epochs that are over have left it.
-
-        Many datasets count epochs, or shuffle by their number, when iter() is called or, if that is
-        a generator, when the first sample is drawn. With the state at the end of the last epoch it
-        is enough to begin once: the dataset finds that epoch at its end.
-        """
+    def _pass_epochs(self, resting: bytes | None) -> None:
+        """Bring the dataset to the state in which the epochs that are over have left it: given that
+        state, or by beginning each of them. Many datasets count epochs, or shuffle by their number,
+        when iter() is called or, if that is a generator, when the first sample is drawn."""
         replica, setup = self._replica, self._setup
         epochs = setup.epochs_done + (setup.exhausted and setup.batches_done > 0)
-        if resting is not None:
-            replica.dataset.load_state_dict(resting)
+        known = {"dataset": None} if resting is None else pickle.loads(resting)
+        if resting is not None and known["dataset"] is not None:
             epochs = 1
-        for number in range(epochs):
+            replica.host.recorder.note(-1, -1, REPLAYING)
+            if setup.exhausted or known["ended"]:
+                end_epoch(replica.dataset, resting)
+            else:  # it was left early, and would go on there
+                replica.dataset.load_state_dict(known["dataset"])
+                draw_and_drop(lambda: iter(replica.dataset))
+        for number in range(epochs if known["dataset"] is None else 0):
             replica.hear_past((number, 0), setup.settled_earlier)
             replica.host.recorder.note(-1, -1, REPLAYING)
             draw_and_drop(lambda: iter(replica.dataset))
@@ -305,17 +306,21 @@ class StreamResumption:
         plan, setup = self._plan, self._setup
         assert plan.state is not None
         self._replica.hear_past(None, setup.settled)
-        own = pickle.loads(plan.state)["dataset"]
+        state = pickle.loads(plan.state)
         unfit, raised = {PROBE}, None
-        if own is not None:
+        if state["dataset"] is not None:
             random_state = setup.random_state or self._replica.randomness.saved()
+            first = NO_BATCH
             try:
-                self._replica.dataset.load_state_dict(own)
-                kept = self._first(random_state) == self._first(random_state)
+                self._replica.dataset.load_state_dict(state["dataset"])
+                first = self._first(random_state)
+                kept = first == self._first(random_state)
             except BaseException as error:  # it cannot even be loaded
                 kept, raised = True, _in_words(error)
             if kept:
                 unfit |= {STATE, REST}
+            if plan.rests and first != NO_BATCH and (setup.exhausted or state["ended"]):
+                unfit -= {REST}  # for its own next beginning, where this state is
         return self._found(leaves=True, unfit=frozenset(unfit), error=raised)
 
     def _first(self, random_state: bytes) -> int:
