@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks import curves, garbage
+from benchmarks import curves, garbage, methods
 from benchmarks.loaders import LOADERS
 from benchmarks.report import Results, table, write_json, write_plot
 from benchmarks.rounds import Plan, Record, absent, measure, run
@@ -17,7 +17,7 @@ from benchmarks.workloads import WORKLOADS
 from tests.shortage.datasets import KINDS
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PARTS = ("loaders", "garbage", "curves")
+PARTS = ("loaders", "methods", "garbage", "curves")
 
 
 def parse() -> argparse.Namespace:
@@ -57,6 +57,8 @@ def main() -> int:
         return check(plan)
     _compile()
     status = bench(plan, asked.json, asked.plot) if "loaders" in asked.parts else 0
+    if "methods" in asked.parts:
+        methods.run(1 if asked.quick else 5, plan.seconds / 2, RESULTS / "methods.md")
     if "garbage" in asked.parts:
         samples, rounds = (60, 1) if asked.quick else (300, 3)
         garbage.run(samples, rounds, RESULTS / "garbage.json")

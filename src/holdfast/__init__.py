@@ -29,9 +29,9 @@ from holdfast.errors import (
 if TYPE_CHECKING:
     from holdfast.autopsy.incident import Incident
     from holdfast.loader import DataLoader
+    from holdfast.loader_report import Report, incidents, of
     from holdfast.packed.containers import PackedDict, PackedList, PackedStrings
     from holdfast.packed.pack import PackReport, pack
-    from holdfast.report import Report, incidents, of
     from holdfast.samples.bad_sample import BadSample
     from holdfast.takeover.install import Installation, install, uninstall
     from holdfast.views.tracking import track
@@ -79,10 +79,10 @@ _LATER = {
     "PackedDict": "holdfast.packed.containers",
     "PackedList": "holdfast.packed.containers",
     "PackedStrings": "holdfast.packed.containers",
-    "Report": "holdfast.report",
-    "incidents": "holdfast.report",
+    "Report": "holdfast.loader_report",
+    "incidents": "holdfast.loader_report",
     "install": "holdfast.takeover.install",
-    "of": "holdfast.report",
+    "of": "holdfast.loader_report",
     "pack": "holdfast.packed.pack",
     "track": "holdfast.views.tracking",
     "uninstall": "holdfast.takeover.install",

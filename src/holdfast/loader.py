@@ -19,9 +19,9 @@ from holdfast import broadcast, iteration, option_sources, options, resumption, 
 from holdfast.autopsy.incident import Incident
 from holdfast.broadcast import Change
 from holdfast.engine.continuation import Recovery
+from holdfast.loader_report import Report
 from holdfast.options import MaxRestarts, Memory, Seeding, WorkerMethodName
 from holdfast.private_names import BaseDataLoaderIter
-from holdfast.report import Report
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import OnBadSample
 from holdfast.takeover import replaced_loaders

@@ -1,4 +1,4 @@
-"""States that torchdata's StatefulDataLoader has written, for those who come from there.
+"""States that torchdata's StatefulDataLoader has written, for users who come from it.
 
 Such a state says how many batches were had and with which seed the workers began. A shuffled order
 follows from the state of a generator in it. Iterable datasets have their own states in it.

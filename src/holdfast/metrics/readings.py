@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from holdfast import runtime
-from holdfast.report import Report, of
+from holdfast.loader_report import Report, of
 
 __all__ = ["COUNTERS", "GAUGES", "LABELS", "Loaders", "figures"]
 

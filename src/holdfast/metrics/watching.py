@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from holdfast.report import Report, of
+from holdfast.loader_report import Report, of
 
 __all__ = ["TensorBoard", "watch"]
 

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.autopsy.readers import procfs
 from holdfast.loader_identity import rank
-from holdfast.report import Report, of
+from holdfast.loader_report import Report, of
 from holdfast.views.scan_report import LINE_INTERVAL, console, in_time
 
 __all__ = ["Track", "track"]
