@@ -84,9 +84,9 @@ def test_an_element_of_a_stream_has_no_index_and_is_not_left_out() -> None:
     assert "on_bad_sample" not in told
 
 
-def too_many(*incidents: Incident) -> str:
+def too_many(*incidents: Incident, task: ev.Task | None = None) -> str:
     exits = tuple(ended() for _ in incidents)
-    failure = ev.GaveUp("restart-limit", 1, exits)
+    failure = ev.GaveUp("restart-limit", 1, exits, task=task)
     policy = ev.RestartPolicy(len(incidents) - 1, 60.0)
     return str(messages.gave_up(failure, policy, ev.Limits(), published(exits, incidents)))
 
@@ -103,6 +103,22 @@ def test_deaths_at_several_places_are_not() -> None:
         told = too_many(*[death()] * 5, other)
         assert "All of them" not in told
         assert "allow more, for example max_restarts=(24, 60)" in told
+
+
+def test_deaths_at_the_same_batch_are_said_to_be_with_its_indices() -> None:
+    at = death(sample=None, position=None, evidence={"ray_cause": "ray-actor-died"})
+    unknown = death(sample=None, position=None, step="unknown")
+    task = ev.Task(3, [12, 13], 0, 1, [12, 13])
+    told = too_many(at, at, task=task)
+    assert "All of them were at batch 3 (worker 1, indices 12, 13). Look at its samples" in told
+    assert "Load the samples of batch 3 in a separate Python process" in told
+    assert 'worker_method="multiprocessing", on_bad_sample="skip"' in told
+    told = too_many(unknown, at, at, task=task)
+    assert "2 of them were at batch 3 (worker 1, indices 12, 13), and no other batch" in told
+    many = list(range(100))
+    assert "17, 18, 19, … and 80 more)" in too_many(at, at, task=ev.Task(3, many, 0, 1, many))
+    for other in ([unknown, at], [at, at, death(batch=2, position=None)], [at, unknown, unknown]):
+        assert "batch 3 (worker" not in too_many(*other, task=task)
 
 
 def test_one_that_sent_a_signal_to_itself_is_said_to_have_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 import psutil
 
+import holdfast
 from holdfast.engine.events import Limits
 from holdfast.ray import method, ray_driver
 from holdfast.views.workers import WorkerMonitor
@@ -53,6 +55,27 @@ def test_an_actor_that_ends_itself_in_a_sample_is_replaced(
     with on_ray(deadly, batch_size=4) as loader:
         assert digest(loader) == stock(kind(), batch_size=4)
         assert len(loader.incidents) == 1
+
+
+def test_a_sample_that_ends_its_actor_each_time_ends_the_run_with_its_batch_and_indices(
+    cluster: Any,
+) -> None:
+    deadly = Noisy(400, deadly={335: "die each time"})  # in a call with many small batches
+    with on_ray(deadly, batch_size=2, max_restarts=3) as loader:
+        iterator, seen = iter(loader), []
+        pids = [worker.pid for worker in iterator._workers]
+        with pytest.raises(holdfast.RestartLimitExceeded) as error:
+            seen.extend(iterator)
+        incidents = loader.incidents
+    assert digest(seen) == stock(Noisy(334), batch_size=2)
+    said = str(error.value)
+    assert "4 deaths within 60 s are more than max_restarts allows (3)" in said
+    assert re.search(r"(All|3) of them were at batch 167 \(worker 1, indices 334, 335\)", said)
+    assert "while loading batch 167" in said
+    assert "Ray says" in said
+    assert {one.batch for one in incidents[1:]} == {167}
+    pids += [one.pid for one in incidents]
+    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 20)
 
 
 def test_an_actor_that_rays_memory_monitor_ends_is_replaced(spots: Any, tmp_path: Path) -> None:

@@ -393,7 +393,8 @@ class Machine(Flow):
         elif exit.no_way and not seat.exhausted:
             self._lose_stream(seat, exit.no_way, exit)
         elif not self.restarts.may_restart(seat, exit, conclusions):
-            self.failure = ev.GaveUp("restart-limit", seat.id, tuple(self.restarts.counted))
+            counted = tuple(self.restarts.counted)
+            self.failure = ev.GaveUp("restart-limit", seat.id, counted, task=seat.head)
         if self.failure is not None:
             return [one for one in actions if isinstance(one, ev.Draw)], outcome
         if not was_ready and seat.killed_starts > 1:

@@ -33,7 +33,9 @@ __all__ = ["cannot_start", "gave_up", "poisoned"]
 
 _SHOWN_DEATHS = 10  # deaths
 _STREAM_CAUSE = "stream-not-repeatable"
-SAME_SAMPLE_DEATHS = 3  # from this many on, the error says that all were at one sample
+SAME_SAMPLE_DEATHS = 3  # from this many on, the error says that all were at one sample,
+SAME_BATCH_DEATHS = 2  # or at one batch
+_SHOWN_INDICES = 20
 
 
 def gave_up(
@@ -65,8 +67,8 @@ def gave_up(
     return RestartLimitExceeded(
         f"DataLoader worker ({_pids(counted)}) exited unexpectedly: {prefix}{count} deaths within "
         f"{policy.period:g} s are more than max_restarts allows ({policy.intensity})."
-        f"{_all_at_one(counted, count)}\n"
-        + _details(counted, *_after_too_many(counted, count, policy.period))
+        f"{_all_at_one(counted, count) or _at_batch(failure, counted)}\n"
+        + _details(counted, *_after_too_many(failure, counted, policy.period))
     )
 
 
@@ -98,10 +100,54 @@ def _all_at_one(deaths: Sequence[Incident], count: int) -> str:
     return f" All of them were at {name} ({place}). Look at that first."
 
 
-def _after_too_many(deaths: Sequence[Incident], count: int, period: float) -> list[Remedy]:
+def _batch_of(failure: ev.GaveUp, deaths: Sequence[Incident]) -> int:
+    """How many of the deaths were at the batch of the last one, if no batch is known of the others;
+    else 0."""
+    task = failure.task
+    known = [one for one in deaths if one.step != "unknown"]
+    places = {(one.worker_id, one.batch, one.step) for one in known}
+    if task is None or places != {(failure.worker, task.number, "fetch")}:
+        return 0
+    return len(known) if len(known) >= SAME_BATCH_DEATHS else 0
+
+
+def _at_batch(failure: ev.GaveUp, deaths: Sequence[Incident]) -> str:
+    count, task = _batch_of(failure, deaths), failure.task
+    if not count or task is None:
+        return ""
+    indices = [one for one in task.keys if one is not None]
+    named = f", indices {_listed(indices)}" if indices else ""
+    whole = count == len(deaths)
+    return (
+        f" {'All' if whole else count} of them were at batch {task.number} (worker {task.worker}"
+        f"{named}){'' if whole else ', and no other batch is known'}. Look at its samples first."
+    )
+
+
+def _listed(indices: Sequence[Any]) -> str:
+    shown = ", ".join(map(repr, indices[:_SHOWN_INDICES]))
+    more = len(indices) - _SHOWN_INDICES
+    return f"{shown}, … and {more} more" if more > 0 else shown
+
+
+def _load_batch(task: ev.Task, deaths: Sequence[Incident]) -> list[Remedy]:
+    advice = [Remedy(f"Load the samples of batch {task.number} in a separate Python process")]
+    if any(one.evidence.get("ray_cause") for one in deaths):
+        advice.append(
+            Remedy(
+                "Or use worker processes: they find out which sample it is, and can go on without",
+                'DataLoader(..., worker_method="multiprocessing", on_bad_sample="skip")',
+            )
+        )
+    return advice
+
+
+def _after_too_many(failure: ev.GaveUp, deaths: Sequence[Incident], period: float) -> list[Remedy]:
+    count = len(failure.deaths)
     one = _at_one(deaths, count)
     allow = f"max_restarts=({max(20, 4 * count)}, {period:g})"
-    if one is None:
+    batch = failure.task if one is None and _batch_of(failure, deaths) else None
+    if one is None and batch is None:
         return [
             Remedy("If all deaths have the same cause, fix that"),
             Remedy(
@@ -109,7 +155,11 @@ def _after_too_many(deaths: Sequence[Incident], count: int, period: float) -> li
                 f"{allow}, or None for no limit"
             ),
         ]
-    advice = _find_element(one.worker_id) if one.sample is None else _load_alone(one.sample)
+    if one is None:
+        assert batch is not None
+        advice = _load_batch(batch, deaths)
+    else:
+        advice = _find_element(one.worker_id) if one.sample is None else _load_alone(one.sample)
     return [
         *advice,
         Remedy(
@@ -301,7 +351,7 @@ def poisoned(
     elif sample is not None:
         advice = _load_alone(sample)
     else:
-        advice = [Remedy(f"Load the samples of batch {task.number} in a separate Python process")]
+        advice = _load_batch(task, deaths)
     if not stream and not past_it:
         advice.append(Remedy("Or go on without it", 'DataLoader(..., on_bad_sample="skip")'))
     proof = _proof(verdict)

@@ -34,10 +34,14 @@ class RayBatch:
 class Call:
     """One call. Its fields are valid once it is `done`, which is set last."""
 
-    __slots__ = ("done", "error", "result")
+    __slots__ = ("done", "error", "result", "step")
 
-    def __init__(self, reference: Any, on_done: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, reference: Any, on_done: Callable[[], None] = lambda: None, step: str = "unknown"
+    ) -> None:
+        """`step`: what a worker does in this call, in the words of `autopsy.blackbox`."""
         self.done = False
+        self.step = step
         self.result: Any = None
         self.error: BaseException | None = None
         future: Future[Any] = reference.future()

@@ -6,6 +6,9 @@ calls. When a call fails, the actor is dead for us, whatever it does later: what
 earlier generation is never looked at. An actor whose node has lost its connection may go on
 answering for a while.
 
+Calls are sent ahead, and of a dead actor it is not known which of them it was in. So after a death
+the orders that were not answered are given one at a time: another death shows its batch.
+
 An actor that finds no room in the cluster waits there, without an error. If others have started by
 then, it is started with ``num_cpus=0``: all run, and some share a processor. If none has started,
 the log says what is waited for, again and again.
@@ -74,6 +77,8 @@ class _Seat(MessageRecord):
     born: bool = False  # its process is there, so it does not wait for room any more
     stack: Call | None = None
     asked: deque[tuple[ev.Item, Order]] = dataclasses.field(default_factory=deque)  # not answered
+    held: deque[Order] = dataclasses.field(default_factory=deque)  # those of them not sent yet
+    careful: int = 0  # so many answers are asked for one at a time, because of a death
     since: float = 0.0  # monotonic, when its start was ordered
     squeezed: bool = False  # it is started without a processor of its own
     stalled: bool = False  # it is being ended because of that
@@ -103,13 +108,16 @@ class RayDriver(MessageDriver[_Seat]):
     def start(self, order: ev.Start) -> None:
         setup = self._begin(order)
         if setup is not None:
-            self._seats[order.worker].asked.clear()
+            seat = self._seats[order.worker]
+            seat.careful = len(seat.asked) + 1 if order.generation else 0  # and a test of a sample
+            seat.asked.clear()
             self._start(order.worker, setup, self._ray_options)
 
     def _start(self, worker: int, setup: Any, options: Mapping[str, Any]) -> None:
         seat = self._seats[worker]
         seat.calls.clear()
         seat.inbox.clear()
+        seat.held.clear()
         seat.node, seat.pid, seat.look, seat.stack = "", None, None, None
         seat.note = seat.noted = _NOT_STARTED._replace(since=self.clock())
         seat.stalled, seat.born, seat.since = False, False, self.clock()
@@ -118,8 +126,8 @@ class RayDriver(MessageDriver[_Seat]):
         seat.squeezed = chosen["num_cpus"] == 0
         seat.worker = _Actor.options(**chosen).remote(setup, self._blueprint, holdfast.__version__)
         seat.actor_id = seat.worker._actor_id.hex()
-        self._call(seat, seat.worker.begin.remote())
-        self._call(seat, seat.worker.take_up.remote())
+        self._call(seat, seat.worker.begin.remote(), "start-up")
+        self._call(seat, seat.worker.take_up.remote(), "replay")
         seat.look = Call(seat.worker.look.remote())
 
     def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
@@ -129,14 +137,20 @@ class RayDriver(MessageDriver[_Seat]):
         self._orders.setdefault(worker, []).append(one)
 
     def _pass_on(self, seat: _Seat, orders: list[Order]) -> None:
-        # Several in one call save time; but none of them arrives before the last is made.
-        count = max(1, TOGETHER // seat.largest) if seat.largest else 1
-        for first in range(0, len(orders), count):
-            some = orders[first : first + count]
-            self._call(seat, seat.worker.carry_out.remote(some))
+        seat.held.extend(orders)
+        self._call_next(seat)
 
-    def _call(self, seat: _Seat, reference: Any) -> None:
-        seat.calls.append(Call(reference, self._arrived))
+    def _call_next(self, seat: _Seat) -> None:
+        """Send what may be sent now."""
+        while seat.held and not (seat.careful and seat.calls):
+            # Several in one call save time; but none of them arrives before the last is made.
+            count = 1 if seat.careful or not seat.largest else max(1, TOGETHER // seat.largest)
+            some = [seat.held.popleft() for _ in range(min(count, len(seat.held)))]
+            step = "fetch" if len(some) == 1 else "unknown"
+            self._call(seat, seat.worker.carry_out.remote(some), step)
+
+    def _call(self, seat: _Seat, reference: Any, step: str) -> None:
+        seat.calls.append(Call(reference, self._arrived, step))
 
     def _arrived(self) -> None:
         """In a thread of Ray's: the result of a call is there."""
@@ -175,9 +189,10 @@ class RayDriver(MessageDriver[_Seat]):
                 return False
             call = seat.calls.popleft()
             if call.error is not None:
-                self._failed(worker, call.error)
+                self._failed(worker, call)
                 return False
             seat.inbox.extend(call.result)
+            self._call_next(seat)
         self._take(worker, seat.inbox.popleft())
         return True
 
@@ -270,6 +285,7 @@ class RayDriver(MessageDriver[_Seat]):
     def _answered(self, seat: _Seat, random: bytes | None) -> None:
         """Keep the random state that came with an answer, or that it has stayed the same."""
         seat.asked.popleft()
+        seat.careful = max(0, seat.careful - 1)
         seat.count += 1
         states = seat.notes
         if random is not None:
@@ -280,14 +296,17 @@ class RayDriver(MessageDriver[_Seat]):
 
     # -- deaths ---------------------------------------------------------------------------
 
-    def _failed(self, worker: int, error: BaseException) -> None:
+    def _failed(self, worker: int, call: Call) -> None:
         """A call has failed: the actor cannot be used any more."""
-        seat = self._seats[worker]
+        seat, error = self._seats[worker], call.error
         if not isinstance(error, RayError):
-            raise error  # a mistake of ours: the user's errors are answers
+            raise error or AssertionError  # a mistake of ours: the user's errors are answers
         ray.kill(seat.worker)  # if only an object was lost, or its node cannot be reached
         death = describe_death(error)
-        self._exit(worker, death, **death.facts)
+        step = call.step
+        if (seat.calls and seat.ready) or death.cause == "ray-object-lost":
+            step = "unknown"  # it was in one of the calls after that, with this result on its way
+        self._exit(worker, death, step, **death.facts)
 
     def _gone(self, worker: int, generation: int, kind: str) -> None:
         """It has been told to end, and is not waited for."""
@@ -298,9 +317,10 @@ class RayDriver(MessageDriver[_Seat]):
             pass
         if seat.worker is not None:
             ray.kill(seat.worker)
-            self._exit(worker, None, kind="stalled" if seat.stalled else kind)
+            self._exit(worker, None, "unknown", kind="stalled" if seat.stalled else kind)
 
-    def _exit(self, worker: int, death: Death | None, **facts: Any) -> None:
+    def _exit(self, worker: int, death: Death | None, step: str, **facts: Any) -> None:
+        """`step`: what it was doing, if it was not looked at meanwhile."""
         seat = self._seats[worker]
         seat.worker = None
         seat.calls.clear()
@@ -311,6 +331,8 @@ class RayDriver(MessageDriver[_Seat]):
         # An actor that died has gone on since it was looked at; one that stalled has not.
         fresh = seat.note.task == number and (seat.stalled or facts.get("memory"))
         note = seat.note if fresh else None
+        if number is None and step not in ("start-up", "replay"):
+            step = "idle"
         stack = ""
         if seat.stack is not None and seat.stack.done and seat.stack.error is None:
             stack = tidy(seat.stack.result)
@@ -318,7 +340,7 @@ class RayDriver(MessageDriver[_Seat]):
             self.clock(),
             task=number,
             position=None if note is None else note.position,
-            step="idle" if number is None else "fetch" if note is None else note.step,
+            step=step if note is None else note.step,
             stack=stack,
             no_way=self._no_way(seat),
             **facts,

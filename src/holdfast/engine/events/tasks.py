@@ -136,6 +136,7 @@ class GaveUp:
     worker: int
     deaths: tuple[Exit, ...] = ()
     why: str = ""  # for "stream": why it is not continued; for "lost": why none can be reached
+    task: Task | None = None  # for "restart-limit": what the last one had to answer next
 
 
 @dataclass(frozen=True, slots=True)
