@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 import sys
 import time
 import weakref
@@ -47,7 +46,7 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
-from holdfast.worker.stream_resumption import end_epoch, state_between_epochs
+from holdfast.worker.stream_resumption import at_the_end, end_epoch, state_between_epochs
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -430,7 +429,7 @@ def _leave_as_before(loader: Any, resumed: Checkpoint) -> bytes | None:
     if before.random_state is not None:
         own = Randomness(functools.partial(_roots_of, dataset, loader.collate_fn)).own
         own.restore(before.random_state)
-    return None if state is None else pickle.dumps({**pickle.loads(state), "ended": True})
+    return None if state is None else at_the_end(state)
 
 
 def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch.utils.data
 
-from holdfast import kernel, report, runtime
+from holdfast import kernel, loader_report, runtime
 from holdfast.autopsy.readers import procfs
 from holdfast.doctor.probe import Troubled, trouble_of
 from holdfast.limits import gauge
@@ -179,7 +179,7 @@ def _ask_for_the_lock(found: list[float], over: threading.Event) -> None:
 
 
 def _result(loader: Any, setting: Setting, slices: list[Slice], before: int) -> dict[str, Any]:
-    about = report.of(loader)
+    about = loader_report.of(loader)
     sizes = list(about.worker_bytes().values())
     if setting.kind != "processes":
         sizes = [max(0, (gauge.private("self") or 0) - before)]
@@ -284,7 +284,7 @@ class _Meter:
 
     def __init__(self, loader: Any, setting: Setting, batches: _Consumer) -> None:
         self._batches = batches
-        self.pids = tuple(pid for _, pid in report.of(loader).worker_pids())
+        self.pids = tuple(pid for _, pid in loader_report.of(loader).worker_pids())
         own = procfs.tasks("self")
         main = os.getpid()
         threads = setting.kind == "threads"

@@ -36,6 +36,7 @@ from holdfast.worker.tolerant import DROPPED
 __all__ = [
     "STATE_FAILED",
     "StreamResumption",
+    "at_the_end",
     "draw_and_drop",
     "end_epoch",
     "state_between_epochs",
@@ -101,6 +102,11 @@ def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> bool:
     except BaseException:  # it was delivered in its turn
         return True
     return True
+
+
+def at_the_end(state: bytes) -> bytes:
+    """The same state, of a stream that has ended."""
+    return pickle.dumps({**pickle.loads(state), "ended": True})
 
 
 def end_epoch(dataset: Any, state: bytes) -> None:
