@@ -154,6 +154,18 @@ def lanes(drawing: Drawing, names: list[tuple[str, str, int, int]], height: int)
         drawing.box(x, 20, width, height, kind, title)
 
 
+def column(
+    one: Drawing, steps: list[tuple[str, str]], x: int, y: int, width: int, first: int
+) -> None:
+    """Steps below each other, numbered from `first` on."""
+    for number, (title, line) in enumerate(steps, first):
+        one.box(x, y, width, 52, "inner", title, line, numbered=True)
+        one.step(number, x + 18, y + 15)
+        if number > first:
+            one.arrow((x + width // 2, y - 12), (x + width // 2, y))
+        y += 64
+
+
 def batch() -> Drawing:
     """A batch's way."""
     one = Drawing(960, 500, "A batch, from the sampler to the training step and back to its worker")
@@ -164,24 +176,14 @@ def batch() -> Drawing:
         ("machine", "Drawn → Dispatch: which worker, within the byte budget"),
         ("driver → channel", "indices and freed blocks, one small message"),
     ]
-    for number, (title, line) in enumerate(left):
-        y = 56 + 64 * number
-        one.box(40, y, 400, 52, "inner", title, line, numbered=True)
-        one.step(number + 1, 58, y + 15)
-        if number:
-            one.arrow((240, y - 12), (240, y))
+    column(one, left, 40, 56, 400, 1)
     right = [
         ("items, fetch", "notes the sample, calls dataset[i]"),
         ("collate", "straight into its arena"),
         ("random state", "into the black box, if it changed"),
         ("send", "a description: a few hundred bytes"),
     ]
-    for number, (title, line) in enumerate(right):
-        y = 184 + 64 * number
-        one.box(640, y, 280, 52, "inner", title, line, numbered=True)
-        one.step(number + 4, 658, y + 15)
-        if number:
-            one.arrow((780, y - 12), (780, y))
+    column(one, right, 640, 184, 280, 4)
     one.box(490, 240, 100, 64, "inner", "arena", "the samples")
     one.box(490, 312, 100, 52, "inner", "black box", "notes")
     one.arrow((440, 210), (640, 210), words="socket pair")
@@ -192,12 +194,7 @@ def batch() -> Drawing:
         ("unpack", "tensors on the arena's memory, without a copy"),
         ("your training step", "the last tensor of the batch dies: its blocks are free again"),
     ]
-    for number, (title, line) in enumerate(back):
-        y = 268 + 64 * number
-        one.box(40, y, 400, 52, "inner", title, line, numbered=True)
-        one.step(number + 8, 58, y + 15)
-        if number:
-            one.arrow((240, y - 12), (240, y))
+    column(one, back, 40, 268, 400, 8)
     one.arrow((640, 402), (610, 402), (610, 440), (470, 440), (470, 294), (440, 294))
     one.arrow((490, 262), (460, 262), (460, 358), (440, 358), quiet=True)
     one.arrow((40, 422), (28, 422), (28, 210), (40, 210), quiet=True)

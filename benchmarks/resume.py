@@ -33,22 +33,12 @@ import torch
 import holdfast
 from benchmarks.page import put
 from holdfast.engine import iterator as engine
+from tests.support.datasets import Numbers
 
 BATCHES = 4_000
 POSITIONS = (10, 1_000, 10_000)
 STATES = (0, 1_000, 100_000, 1_000_000, 10_000_000)
 STREAMED = 120  # batches of a stream
-
-
-class Numbers(torch.utils.data.Dataset[int]):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Stream(torch.utils.data.IterableDataset[float]):

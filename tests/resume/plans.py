@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from holdfast.worker.worker_rng import WorkerRng
 from tests.support.datasets import OneString, Revealing, Stream, reveal
+from tests.support.parts import EagerPermutation
 
 
 class WithGenerators(Revealing):
@@ -244,19 +245,6 @@ class Wandering(Sampler[int]):
             yield int(one + self.rng.randrange(self.size) + random.randrange(9)) % self.size
 
 
-class EagerShuffle(Sampler[int]):
-    """Shuffles in ``__iter__`` itself, as many do."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(self.size).tolist())
-
-
 class Remembers(Sampler[Any]):
     """Has a state, and cannot be started again: it counts on."""
 
@@ -435,7 +423,7 @@ SLOW: dict[str, Plan] = {
 }
 SLOW |= {
     "with replacement": Plan(sampler=replacing, breaks=((0, 2), (1, 17)), epochs=3),
-    "eager": Plan(sampler=lambda d: EagerShuffle(len(d)), options={"batch_size": None}),
+    "eager": Plan(sampler=lambda d: EagerPermutation(len(d)), options={"batch_size": None}),
     "dropped last": Plan(options={"drop_last": True, **SHUFFLED}, breaks=((0, 6), (0, 7))),
     "nested": Plan(
         batch_sampler=lambda d: BatchSampler(RandomSampler(d), 2, True), breaks=((1, 5),)

@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, SequentialSamp
 from holdfast import DataLoader, StateError
 from tests.resume.plans import (
     Counting,
-    EagerShuffle,
+    EagerPermutation,
     Positions,
     Remembers,
     Resumable,
@@ -304,16 +304,20 @@ def test_bad_elements_of_a_stream_are_counted_over_both_parts(workers: int) -> N
 # -- deaths ---------------------------------------------------------------------------------
 
 
-class Deadly(Revealing):
+class _Deadly(torch.utils.data.Dataset[Any]):
     """The first worker that loads one of these samples kills itself, once for each run."""
 
     def __init__(self, size: int, folder: Any) -> None:
-        super().__init__(size)
+        super().__init__(size)  # type: ignore[call-arg]
         self.folder = folder
 
     def __getitem__(self, index: Any) -> Any:
         die_once(index, self.folder)
         return super().__getitem__(index)
+
+
+class Deadly(_Deadly, Revealing):
+    pass
 
 
 def die_once(index: int, folder: Any) -> None:
@@ -356,14 +360,8 @@ def test_under_a_storm_of_kills_every_state_leads_to_the_rest(stream: bool, tmp_
     assert len(list(tmp_path.iterdir())) == 6
 
 
-class _DeadlyCounting(Counting):
-    def __init__(self, size: int, folder: Any) -> None:
-        super().__init__(size)
-        self.folder = folder
-
-    def __getitem__(self, index: Any) -> Any:
-        die_once(index, self.folder)
-        return super().__getitem__(index)
+class _DeadlyCounting(_Deadly, Counting):
+    pass
 
 
 def test_the_state_of_a_map_style_dataset_survives_deaths_too(tmp_path: Any) -> None:
@@ -378,14 +376,8 @@ def test_the_state_of_a_map_style_dataset_survives_deaths_too(tmp_path: Any) -> 
     assert len(list(tmp_path.iterdir())) == 6
 
 
-class _DeadlyRng(WithWorkerRng):
-    def __init__(self, size: int, folder: Any) -> None:
-        super().__init__(size)
-        self.folder = folder
-
-    def __getitem__(self, index: Any) -> Any:
-        die_once(index, self.folder)
-        return super().__getitem__(index)
+class _DeadlyRng(_Deadly, WithWorkerRng):
+    pass
 
 
 def test_generators_of_workers_are_those_of_a_run_without_deaths_or_breaks(tmp_path: Any) -> None:
@@ -535,7 +527,7 @@ def test_without_strict_it_goes_on_as_near_as_possible() -> None:
 
 
 def test_a_sampler_that_gives_other_indices_is_noticed() -> None:
-    class ByTime(EagerShuffle):
+    class ByTime(EagerPermutation):
         def __iter__(self) -> Any:
             return iter(torch.randperm(self.size, generator=torch.Generator().manual_seed(time.time_ns())).tolist())  # fmt: skip
 
