@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -133,8 +134,27 @@ class Unpicklable(Sleeping):
         return self.transform(super().__getitem__(index))
 
 
+class Starting(Sleeping):
+    """Starts another program, as some decoders do, and does not end it."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__()
+        self.log = log
+
+    def __getitem__(self, index: int) -> Any:
+        if not os.path.exists(self.log):
+            program = subprocess.Popen(["sleep", "600"])
+            with open(self.log, "w") as log:
+                log.write(str(program.pid))
+        return super().__getitem__(index)
+
+
 def loader() -> Any:
     return DataLoader(Sleeping(), batch_size=4, num_workers=2, worker_method="thread")
+
+
+def of_ray() -> Any:
+    return DataLoader(Sleeping(), batch_size=4, num_workers=2, worker_method="ray")
 
 
 def pad(samples: list[Any]) -> Any:

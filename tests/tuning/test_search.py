@@ -171,6 +171,17 @@ def test_the_loader_as_it_is_is_compared_with_what_is_recommended() -> None:
     assert "-75 %" in note
 
 
+def test_a_loader_that_cannot_be_tried_here_is_told_of() -> None:
+    found = advised(searched(Machine(cores=2, cpu=0.02, lock=True)), untried="ray")
+    assert any("worker_method='ray', which was not tried" in note for note in found.notes)
+
+
+def test_figures_of_the_machine_are_those_of_one_rank() -> None:
+    search = searched(Machine(cores=2, cpu=0.02, lock=True), room=100 * MIB)
+    found = plain(search, None, Request(ranks=4))
+    assert (found["cores_per_rank"], found["memory_bytes_per_rank"]) == (2, 100 * MIB)
+
+
 def test_the_search_ends_early_if_nothing_is_to_be_gained() -> None:
     assert len(searched(Machine(cores=2, cpu=0.02, lock=True), seconds=600).trials) <= 12
 

@@ -19,10 +19,13 @@ from click.testing import CliRunner, Result
 
 from holdfast import kernel
 from holdfast.autopsy import logbook
+from holdfast.autopsy.readers import procfs
 from holdfast.cli import main
+from holdfast.scan import dataset_source
 from holdfast.tuning.measurement import Setting
 from holdfast.tuning.trial_process import Job
 from holdfast.tuning.trial_runner import run
+from holdfast.verbs import tune as tune_verb
 from tests.support.groups import NoGroup, memory_group
 from tests.support.processes import descendants, eventually
 from tests.tuning import datasets
@@ -111,6 +114,29 @@ def test_a_crash_in_a_trial_is_a_finding() -> None:
     )
 
 
+@pytest.mark.parametrize("setting", [Setting.main(), Setting(1)], ids=lambda one: one.words)
+def test_what_a_dataset_has_started_ends_with_its_trial(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the logbook and the quarantine of the user's runs are left alone."""
+    monkeypatch.setenv("HOLDFAST_LOGBOOK", str(tmp_path / "logbook"))
+    monkeypatch.setenv("HOLDFAST_QUARANTINE", str(tmp_path / "bad.jsonl"))
+    job = Job(datasets.Starting(str(tmp_path / "pid")), batch_size=1, window=0.05)
+    found = run(job, setting, 0, time.monotonic() + 60)
+    assert found is not None
+    assert found.trouble is None
+    started = int((tmp_path / "pid").read_text())
+    assert eventually(lambda: procfs.is_dead(started))
+    assert [one.name for one in tmp_path.iterdir()] == ["pid"]
+
+
+def test_a_loader_whose_workers_are_elsewhere_is_not_taken_for_one_with_processes() -> None:
+    found = dataset_source.any_dataset(HERE + "of_ray", {})
+    plan = tune_verb._plan(found, None, None, None, None, 60.0, None, None, None)
+    assert plan.conditions.now is None
+    assert plan.request.untried == "ray"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -145,7 +171,9 @@ def test_a_processor_for_each_worker_if_samples_are_computed_in_python() -> None
 def test_one_worker_on_one_processor() -> None:
     before = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
     found = tuned("Computing", "--seconds", "80", before=before)
-    assert (found["cores"], found["recommended"]["num_workers"]) == (1, 1), json.dumps(found)
+    assert (found["cores_per_rank"], found["recommended"]["num_workers"]) == (1, 1), json.dumps(
+        found
+    )
     assert found["limit"]["kind"] == "cpu"
 
 
@@ -164,7 +192,9 @@ def test_a_quota_counts_like_processors() -> None:
     finally:
         assert eventually(lambda: not (place / "cgroup.procs").read_text().split())
         place.rmdir()
-    assert (found["cores"], found["recommended"]["num_workers"]) == (1, 1), json.dumps(found)
+    assert (found["cores_per_rank"], found["recommended"]["num_workers"]) == (1, 1), json.dumps(
+        found
+    )
     assert found["limit"]["kind"] == "cpu"
 
 

@@ -47,6 +47,7 @@ class Request:
     unpicklable: str = ""  # the part of the dataset that cannot be pickled
     budget_is_ours: bool = False  # "auto" would not know about the memory or the ranks given
     is_loader: bool = False  # a loader was named, and not its dataset
+    untried: str = ""  # the worker method of that loader, if it is none that is tried
     given: Mapping[str, str] = field(default_factory=dict)  # more arguments of the code line
 
 
@@ -457,6 +458,11 @@ def _notes(search: Search, request: Request, best: Estimate) -> list[str]:
         )
     if request.is_loader:
         found.append("The other arguments of the loader stay as they are.")
+    if request.untried:
+        found.append(
+            f"The loader as it is has worker_method={request.untried!r}, which was not tried: what "
+            "is recommended is the best of this machine alone."
+        )
     now = search.conditions.now
     before = search.known(now) if now is not None else None
     if before is not None and before.setting != best.setting:
@@ -478,9 +484,9 @@ def plain(search: Search, advice: Advice | None, request: Request) -> dict[str, 
     conditions = search.conditions
     return {
         "batch_size": request.batch_size,
-        "cores": conditions.cores * request.ranks,
         "ranks": request.ranks,
-        "memory_bytes": conditions.room,
+        "cores_per_rank": conditions.cores,
+        "memory_bytes_per_rank": conditions.room,
         "step_seconds": conditions.step,
         "tried": [_row(search, one) for one in settings],
         "recommended": None if advice is None else advice.options,

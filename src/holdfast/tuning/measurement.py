@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Final
 
 __all__ = ["Estimate", "Setting", "Slice", "Trial", "Trouble", "estimate"]
 
@@ -85,7 +85,6 @@ class Trouble:
     kind: str  # "raised", "died", "hung", "memory"
     words: str
     details: str = ""
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,21 +105,6 @@ class Trial:
     bad_sample: str = ""  # one of them
     trouble: Trouble | None = None
     ranks: int = 1  # loaders that were tried at the same time
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Trial:
-        trouble = record["trouble"]
-        return cls(
-            **{
-                **record,
-                "setting": Setting(**record["setting"]),
-                "slices": tuple(Slice(**one) for one in record["slices"]),
-                "trouble": None if trouble is None else Trouble(**trouble),
-            }
-        )
 
 
 @dataclass(frozen=True)

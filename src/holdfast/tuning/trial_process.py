@@ -27,6 +27,7 @@ from holdfast.autopsy.readers import procfs
 from holdfast.doctor.probe import Troubled, trouble_of
 from holdfast.limits import gauge
 from holdfast.loader import DataLoader
+from holdfast.option_sources import PREFIX
 from holdfast.tuning.measurement import Setting, Slice, Trouble
 
 __all__ = ["Job", "Ready", "run_trial"]
@@ -75,6 +76,8 @@ def run_trial(job: Job, setting: Setting, seed: int, line: Connection, output: i
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     logging.getLogger("holdfast").disabled = True
     os.environ["LOCAL_WORLD_SIZE"] = str(job.ranks)
+    for name in ("LOGBOOK", "QUARANTINE"):  # those of the user's runs
+        os.environ.pop(f"{PREFIX}{name}", None)
     if (procfs.threads("self") or 1) == 1 and (procfs.threads(os.getppid()) or 1) > 1:
         torch.set_num_threads(1)  # OpenMP's threads are not here: it would wait for them
     try:
@@ -82,7 +85,7 @@ def run_trial(job: Job, setting: Setting, seed: int, line: Connection, output: i
             warnings.simplefilter("ignore")  # more workers than cores are intended here
             _measure(job, setting, seed, line)
     except Troubled as trouble:
-        found = Trouble(_kind(trouble), str(trouble), trouble.details, trouble.remedy)
+        found = Trouble(_kind(trouble), str(trouble), trouble.details)
         line.send({"trouble": found})
     except (BrokenPipeError, EOFError):
         pass  # the command has ended

@@ -147,7 +147,6 @@ class _Running:
         try:
             message = rank.line.recv()
         except (EOFError, OSError):
-            rank.process.join(TO_CLOSE)
             return _death(rank.process)
         if isinstance(message, Ready):
             rank.ready = message
@@ -239,7 +238,7 @@ class _Running:
         until = time.monotonic() + TO_CLOSE
         for one in self._ranks:
             if one.result is not None:  # it closes its loader
-                one.process.join(max(0.0, until - time.monotonic()))
+                connection.wait([one.process.sentinel], max(0.0, until - time.monotonic()))
             _kill(one.process)
         until = time.monotonic() + TO_END
         for one in self._ranks:
@@ -260,16 +259,19 @@ def _begin(blocked: Any, *args: Any) -> None:
 
 
 def _kill(process: Any) -> None:
-    """The process and all that it has started, also what a dataset has started."""
-    if process.is_alive():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(process.pid) == process.pid:
-                os.killpg(process.pid, signal.SIGKILL)
+    """The process and all that it has started, also what a dataset has started; nothing if it was
+    reaped before. Until then its number, and that of its group, is its own, also if it has
+    ended."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
         process.kill()
 
 
 def _death(process: Any) -> Trouble:
-    process.join(TO_CLOSE)
+    if connection.wait([process.sentinel], TO_CLOSE):
+        _kill(process)
     code = process.exitcode
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):

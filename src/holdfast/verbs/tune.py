@@ -211,6 +211,7 @@ def _plan(
             unpicklable=unpicklable,
             budget_is_ours=memory is not None or many != known_ranks,
             is_loader=loader is not None,
+            untried=_untried(loader),
             given=given,
         ),
         limit=None if memory is None else room,
@@ -222,17 +223,25 @@ def _start_methods() -> list[str]:
 
 
 def _now(loader: Any, starts: tuple[str, ...]) -> Setting | None:
-    """What a loader has."""
+    """What a loader has, if that can be tried."""
     if loader is None:
         return None
     if not loader.num_workers:
         return Setting.main()
     prefetch = loader.prefetch_factor or 2
-    if getattr(loader, "worker_method", "multiprocessing") == "thread":
+    method = getattr(loader, "worker_method", "multiprocessing")
+    if method == "thread":
         return Setting(loader.num_workers, "thread", "", prefetch)
+    if method != "multiprocessing":
+        return None
     context = loader.multiprocessing_context
     start = starts[0] if context is None else context.get_start_method()
     return Setting(loader.num_workers, start=start, prefetch=prefetch)
+
+
+def _untried(loader: Any) -> str:
+    method = getattr(loader, "worker_method", "multiprocessing")
+    return "" if method in ("multiprocessing", "thread") else str(method)
 
 
 class _Session:
