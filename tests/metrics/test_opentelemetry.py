@@ -29,14 +29,19 @@ def meter(reader: Any) -> Any:
     provider.shutdown()
 
 
+def metrics_of(reader: Any) -> list[Any]:
+    data = reader.get_metrics_data()
+    scopes = [
+        scope for one in (data.resource_metrics if data else ()) for scope in one.scope_metrics
+    ]
+    return [metric for scope in scopes for metric in scope.metrics]
+
+
 def collected(reader: Any) -> dict[tuple[str, tuple[str, ...]], float]:
     """Name and values of attributes -> value."""
-    data = reader.get_metrics_data()
     return {
         (metric.name.removeprefix("holdfast."), tuple(point.attributes.values())): point.value
-        for resource in (data.resource_metrics if data else ())
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
+        for metric in metrics_of(reader)
         for point in metric.data.data_points
     }
 
@@ -54,11 +59,13 @@ def test_a_reader_collects_what_went_on(reader: Any, meter: Any, tmp_path: Path)
         assert found["batches", ("train", "")] == 6
         assert found["restarts", ("train", "")] == 1
         assert found["bad_samples", ("train", "")] == 1
-        assert found["in_flight_bytes", ("train", "")] == 0
-        assert found["wait_seconds", ("train", "")] > 0
-        assert found["worker_private_bytes", ("train", "", "1")] > 0
-        names = {name for name, _ in found}
-        assert names == {*metrics.readings.COUNTERS, *metrics.readings.GAUGES}
+        assert found["in_flight", ("train", "")] == 0
+        assert found["wait", ("train", "")] > 0
+        assert found["worker_private", ("train", "", "1")] > 0
+        units = {metric.name: metric.unit for metric in metrics_of(reader)}
+        assert len(units) == len(metrics.readings.COUNTERS) + len(metrics.readings.GAUGES)
+        assert (units["holdfast.wait"], units["holdfast.in_flight"]) == ("s", "By")
+        assert (units["holdfast.bytes"], units["holdfast.batches"]) == ("By", "{batch}")
         instruments.close()
         assert collected(reader) == {}
 
@@ -71,10 +78,26 @@ def test_loaders_are_not_kept_alive_and_those_without_workers_do_not_wait(
     list(loader)
     found = collected(reader)
     assert found["batches", ("val", "")] == 2
-    assert ("wait_seconds", ("val", "")) not in found
+    assert ("wait", ("val", "")) not in found
     del loader
     gc.collect()
     assert collected(reader) == {}
+
+
+def test_a_loader_is_asked_once_for_each_collection_and_anew_for_the_next(
+    reader: Any, meter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    real = metrics.opentelemetry_exporter.figures
+    monkeypatch.setattr(
+        metrics.opentelemetry_exporter, "figures", lambda one: asked.append(one) or real(one)
+    )
+    loader = holdfast.DataLoader(Numbers(8), batch_size=4, name="val")
+    metrics.opentelemetry(loader, meter=meter)
+    for epoch in (1, 2, 3):
+        list(loader)
+        assert collected(reader)["batches", ("val", "")] == 2 * epoch
+        assert len(asked) == epoch
 
 
 def test_a_meter_that_is_none_is_refused() -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import threading
+import time
+from typing import Any, Final
 
 from holdfast.metrics.readings import COUNTERS, GAUGES, LABELS, Loaders, figures
 
 __all__ = ["Instruments", "opentelemetry"]
+
+SAME_COLLECTION: Final = 1.0  # seconds, in which instruments may be given the same reading
+_COUNTED: Final = {
+    "batches": "{batch}",
+    "epochs": "{epoch}",
+    "restarts": "{worker}",
+    "recycled": "{worker}",
+    "incidents": "{incident}",
+    "bad_samples": "{sample}",
+}
 
 
 def opentelemetry(*loaders: Any, meter: Any = None) -> Instruments:
@@ -18,9 +29,10 @@ def opentelemetry(*loaders: Any, meter: Any = None) -> Instruments:
         loaders: any that :func:`holdfast.of` takes. They are not kept alive.
         meter: an OpenTelemetry ``Meter``; the default is that of the global meter provider.
 
-    The instruments are observable: they are read when your metric reader collects. Their names are
-    those for Prometheus with dots, such as ``holdfast.batches`` and ``holdfast.in_flight_bytes``;
-    the attributes are ``loader``, ``rank`` and, for ``holdfast.worker_private_bytes``, ``worker``.
+    The instruments are observable: they are read when your metric reader collects, all at once.
+    Their names are those for Prometheus with a dot and without the unit, which OpenTelemetry keeps
+    apart: ``holdfast.batches``, ``holdfast.in_flight`` (``By``), ``holdfast.wait`` (``s``). The
+    attributes are ``loader``, ``rank`` and, for ``holdfast.worker_private``, ``worker``.
     Needs ``opentelemetry-api``: it is installed with ``holdfast[opentelemetry]``.
     """
     if meter is None:
@@ -43,25 +55,49 @@ class Instruments:
 
         self._observation: Any = Observation
         self._loaders: Loaders | None = Loaders(loaders)
-        for name, text in COUNTERS.items():
-            meter.create_observable_counter(f"holdfast.{name}", [self._read(name)], "", text)
-        for name, text in GAUGES.items():
-            meter.create_observable_gauge(f"holdfast.{name}", [self._read(name)], "", text)
+        self._lock = threading.Lock()  # several readers may collect at once
+        self._reading: dict[str, list[Any]] = {}  # by instrument, until it has asked for its own
+        self._read_at = 0.0
+        made = {**dict.fromkeys(COUNTERS, "counter"), **dict.fromkeys(GAUGES, "gauge")}
+        for name, kind in made.items():
+            create = getattr(meter, f"create_observable_{kind}")
+            text = (COUNTERS | GAUGES)[name]
+            create(f"holdfast.{_bare(name)}", [self._asked(name)], _unit(name), text)
 
     def close(self) -> None:
         """From now on nothing is reported. OpenTelemetry keeps the instruments themselves."""
         self._loaders = None
 
-    def _read(self, name: str) -> Any:
-        return lambda options: list(self._observed(name))
+    def _asked(self, name: str) -> Any:
+        def observed(options: Any) -> list[Any]:
+            with self._lock:
+                now = time.monotonic()
+                if name not in self._reading or now - self._read_at > SAME_COLLECTION:
+                    self._reading, self._read_at = self._read(), now
+                found = self._reading.pop(name)
+            return found if self._loaders is not None else []
 
-    def _observed(self, name: str) -> Iterator[Any]:
+        return observed
+
+    def _read(self) -> dict[str, list[Any]]:
+        """What every instrument observes now."""
+        found: dict[str, list[Any]] = {name: [] for name in (*COUNTERS, *GAUGES)}
         for labels, report in self._loaders or ():
             attributes = dict(zip(LABELS, labels, strict=True))
-            if name == "worker_private_bytes":
-                for worker, size in report.worker_bytes().items():
-                    yield self._observation(size, {**attributes, "worker": str(worker)})
-                continue
-            known = figures(report)
-            if name in known:
-                yield self._observation(known[name], attributes)
+            for worker, size in report.worker_bytes().items():
+                observed = self._observation(size, {**attributes, "worker": str(worker)})
+                found["worker_private_bytes"].append(observed)
+            for name, value in figures(report).items():
+                found[name].append(self._observation(value, attributes))
+        return found
+
+
+def _bare(name: str) -> str:
+    return name.removesuffix("_bytes").removesuffix("_seconds")
+
+
+def _unit(name: str) -> str:
+    """As OpenTelemetry's conventions have it: UCUM, and in braces what is counted."""
+    if name.endswith("bytes"):
+        return "By"
+    return "s" if name.endswith("_seconds") else _COUNTED[name]
