@@ -153,6 +153,30 @@ def test_growth_is_not_known_from_one_reading(
     assert watch.refresh()[1].growth is None
 
 
+def test_files_are_looked_at_again_only_if_others_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(tmp_path)
+    tree.proc("10/stat", stat(10, 1))
+    folder = tree.roots.proc / "10/fd"
+    folder.mkdir()
+    for number in range(50):
+        (folder / str(number)).symlink_to("/dev/null")
+    looks: list[Any] = []
+    real = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: looks.append(path) or real(path))
+    watch = WorkerMonitor(roots=tree.roots)
+
+    def looked() -> int:
+        looks.clear()
+        watch.refresh()
+        return len(looks)
+
+    assert [looked() for _ in range(11)] == [50, *[0] * 9, 50]
+    (folder / "50").symlink_to("/dev/null")
+    assert [looked(), looked()] == [51, 0]
+
+
 def test_a_worker_that_has_said_nothing_yet_belongs_to_the_nurserys_trainer(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.proc("10/stat", stat(10, 1))

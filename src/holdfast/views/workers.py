@@ -24,6 +24,7 @@ __all__ = ["Memory", "Worker", "WorkerMonitor"]
 _WORKER = "pt_data_worker"
 _TICKS = os.sysconf("SC_CLK_TCK")
 SMAPS_TIME_SHARE = 0.01
+USES = 10  # readings after which all descriptors of a process are looked at again
 """The fraction of time that may be spent reading smaps, which takes long for large processes."""
 
 
@@ -69,6 +70,15 @@ class _Seen:
     read_again: float = 0.0
 
 
+@dataclass
+class _Files:
+    """The descriptors of a process, and those of them that are looked for."""
+
+    entries: list[str]
+    found: list[str]
+    uses: int  # after which all are looked at again
+
+
 class WorkerMonitor:
     """Reads all workers again and again; rates are differences between readings."""
 
@@ -79,6 +89,7 @@ class WorkerMonitor:
         self.roots = roots
         self.share = share
         self._seen: dict[int, _Seen] = {}
+        self._files: dict[tuple[int, str], _Files] = {}
 
     def refresh(self) -> list[Worker]:
         """The workers, grouped behind their trainers."""
@@ -106,6 +117,7 @@ class WorkerMonitor:
             if seen and head is not None:
                 rows += [replace(head, ours=seen[0].ours), *sorted(seen, key=_order)]
         self._seen = {pid: seen for pid, seen in self._seen.items() if pid in parents}
+        self._files = {key: files for key, files in self._files.items() if key[0] in parents}
         return rows
 
     # -- which processes ----------------------------------------------------------------------
@@ -210,19 +222,20 @@ class WorkerMonitor:
                 return found
         return None
 
-    def _descriptors(self, pid: int, name: str) -> Iterator[str]:
-        """The files of a process whose name contains this, youngest first."""
-        folder = self.roots.proc / str(pid) / "fd"
+    def _descriptors(self, pid: int, name: str) -> list[str]:
+        """The files of a process whose name contains this, youngest first. All are looked at only
+        if others are open than before, and now and then: a descriptor may have been used again."""
+        folder = f"{self.roots.proc}/{pid}/fd"
         try:
-            entries = sorted(os.listdir(folder), key=int, reverse=True)
+            entries = os.listdir(folder)
         except OSError:
-            return
-        for entry in entries:
-            try:
-                if name in os.readlink(folder / entry):
-                    yield str(folder / entry)
-            except OSError:
-                continue  # closed meanwhile, or not permitted
+            return []
+        known = self._files.get((pid, name))
+        if known is None or known.entries != entries or not known.uses:
+            known = self._files[pid, name] = _Files(entries, entries, USES)
+        known.uses -= 1
+        known.found = [entry for entry in known.found if name in _file(f"{folder}/{entry}")]
+        return [f"{folder}/{entry}" for entry in sorted(known.found, key=int, reverse=True)]
 
     def _offset(self, pid: int, descriptor: str) -> int:
         written = text(self.roots.proc / str(pid) / "fdinfo" / descriptor) or ""
@@ -236,6 +249,13 @@ class WorkerMonitor:
     def _command(self, pid: int) -> str:
         path: Path = self.roots.proc / str(pid) / "cmdline"
         return " ".join((text(path) or "").replace("\0", " ").split())  # -c may have newlines
+
+
+def _file(descriptor: str) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:  # closed meanwhile, or not permitted
+        return ""
 
 
 def _upwards(pid: int, parents: dict[int, int]) -> Iterator[int]:
