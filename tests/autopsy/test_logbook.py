@@ -173,6 +173,19 @@ def test_the_beginning_of_a_run_stands_in_its_place() -> None:
     assert told.index("rank 0 began") < told.index("worker 0 died") < told.index("rank 1 began")
 
 
+def test_a_run_began_when_its_first_loader_did(tmp_path: Path) -> None:
+    """run.json is that of the last. Another process has written there before."""
+    mine = {"rank": 0, "host": "here", "pid": 7}
+    loaders = [{**mine, "pid": 6, "time": 5.0}, {**mine, "time": 10.0}, {**mine, "time": 30.0}]
+    died = [{"rank": 0, "time": 20.0, "text": "worker 0 died"}]
+    console = Console(file=io.StringIO(), width=200)
+    print_run(console, LoggedRun([{**mine, "time": 30.0}], loaders=loaders, incidents=died))
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert told.index("rank 0 began") < told.index("worker 0 died")
+    assert time.strftime("%H:%M:%S", time.localtime(10)) in told
+
+
 def test_a_run_without_incidents_says_so(tmp_path: Path) -> None:
     Logbook(tmp_path).begin({})
     result = CliRunner().invoke(main, ["incidents", str(tmp_path)])

@@ -237,6 +237,10 @@ def test_ranks_and_loaders_can_be_chosen(open_page: Open, tmp_path: Path) -> Non
     make(tmp_path, hours=0.5, ranks=3, loaders=("train", "val"), incidents=2)
     page = open_page()
     assert page.locator("#chart-memory-2 canvas").count() == 1
+    shared = page.locator("#chart-memory-2").get_by_role("button", name="shared memory")
+    swatches = shared.locator(".swatch")
+    colours = swatches.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert len(set(colours)) == 2, colours
     assert page.locator("#incidents details.card").count() == 12
     page.locator("#choose-rank").select_option("2")
     assert page.locator("#chart-memory-0").count() == 0

@@ -51,7 +51,7 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
 
 def print_run(out: Console, run: logbook.LoggedRun, stacks: bool = False) -> None:
     """Print what happened, in order of time, and a summary."""
-    events = [("run", one) for one in run.runs]
+    events = [("run", {**one, "time": _first_loader(run, one)}) for one in run.runs]
     events += [("incident", one) for one in run.incidents]
     events += [("sample", one) for one in run.bad_samples]
     events += [("leak", one) for one in run.leaks]
@@ -73,6 +73,13 @@ def print_run(out: Console, run: logbook.LoggedRun, stacks: bool = False) -> Non
             done = f"; {record['action']}" if record.get("action") else ""
             out.print(Text(f"{_when(record)}  {prefix}bad sample {name}: {why}{done}"))
     _summary(out, run)
+
+
+def _first_loader(run: logbook.LoggedRun, last: dict[str, Any]) -> float:
+    """When the first loader of a run began; run.json is of the last that has."""
+    process = [last.get(name) for name in ("rank", "host", "pid")]
+    same = [one for one in run.loaders if [one.get(x) for x in ("rank", "host", "pid")] == process]
+    return min(float(one.get("time") or 0) for one in [last, *same])
 
 
 def _began(out: Console, run: dict[str, Any]) -> None:

@@ -492,6 +492,7 @@
   }
 
   const CURVES = 10;
+  const SHARED = ["--collate", "--start", "--send", "--train"];
 
   function flowLines(field) {
     const flows = story.flows.filter(fits);
@@ -537,6 +538,7 @@
 
   function memoryLines(rank) {
     let worker = 0;
+    let shared = 0;
     return rank.curves.filter((curve) => view.loader === null || !curve.name.includes(": ")
       || curve.name.startsWith(`${view.loader}: `)).map((curve) => {
       if (curve.name === "limit") return { ...curve, colour: "--limit", dash: [8, 4], width: 2 };
@@ -544,7 +546,9 @@
         return { ...curve, name: "in use in all", colour: "--used", dash: [3, 3] };
       }
       if (curve.name === "trainer") return { ...curve, colour: "--ink", width: 2 };
-      if (curve.name.endsWith("shared memory")) return { ...curve, colour: "--collate", width: 2 };
+      if (curve.name.endsWith("shared memory")) {
+        return { ...curve, colour: SHARED[shared++ % SHARED.length], width: 2 };
+      }
       return { ...curve, colour: `--c${worker++ % CURVES}` };
     });
   }
