@@ -69,9 +69,9 @@ pictures: $(VENV)/.has-report
 	$(RUN) examples/demo.py --picture docs/images/demo.svg
 	$(RUN) -m tests.run_report.pictures docs/images
 
-# In an environment of its own: Ray brings some 50 packages.
+# In an environment of its own: no other test needs Ray and Ray Train.
 test-ray:
-	$(MAKE) VENV=$(VENV)-ray $(VENV)-ray/.has-test $(VENV)-ray/.has-ray
+	$(MAKE) VENV=$(VENV)-ray $(VENV)-ray/.has-test-ray
 	$(VENV)-ray/bin/python -m pytest -m ray tests/ray $(PYTEST_ARGS)
 
 # An environment for each pair of Python and torch; VERSIONS="oldest 3.12:2.9" for some.

@@ -20,6 +20,7 @@ import ray
 from tests.ray.datasets import Noisy, Stream, digest
 from tests.ray.loaders import on_ray
 from tests.ray.stock import stock
+from tests.support import warm
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,39 @@ def test_another_loader_goes_on_from_the_state_of_one(cluster: Any, dataset: Any
     with holdfast.DataLoader(dataset, num_workers=2, **options) as processes:
         processes.load_state_dict(state)
         assert digest([*first, *processes]) == whole
+
+
+IN_ANOTHER_PROCESS = """
+import json, sys
+import ray, torch
+from tests.ray.datasets import Noisy, Stream
+from tests.ray.loaders import on_ray
+
+address, state, rest = sys.argv[1:]
+ray.init(address, log_to_driver=False)
+with open(state) as file:
+    kind, options, state = json.load(file)
+with on_ray({"Noisy": Noisy, "Stream": Stream}[kind](), **options) as loader:
+    torch.manual_seed(99)
+    loader.load_state_dict(state)
+    torch.save(list(loader), rest)
+"""
+
+
+@pytest.mark.parametrize("kind", [Noisy, Stream])
+def test_another_process_goes_on_from_the_state_of_this_one(
+    cluster: Any, tmp_path: Path, kind: Any
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True if kind is Noisy else None}
+    state, rest = tmp_path / "state.json", tmp_path / "rest.pt"
+    with on_ray(kind(), **options) as loader:
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(3)]
+        state.write_text(json.dumps([kind.__name__, options, loader.state_dict()]))
+    command = ["-c", IN_ANOTHER_PROCESS, cluster.cluster.address, str(state), str(rest)]
+    ended = warm.run(command, timeout=90, cwd=Path(__file__).parents[2])
+    assert ended.returncode == 0, ended.stderr
+    assert digest([*first, *torch.load(rest)]) == stock(kind(), **options)
 
 
 # -- seeds and changes of the dataset -----------------------------------------------------
