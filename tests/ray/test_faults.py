@@ -99,7 +99,7 @@ LOST = {"ray-node-lost", "ray-actor-died", "ray-object-lost"}
 
 def test_a_node_that_is_lost_takes_its_actors_and_nothing_else(spots: Any) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
-    dataset = Noisy(400, seconds=0.03)
+    dataset = Noisy(200, seconds=0.03)
     spots.add()
     with on_ray(dataset, prefetch_factor=2, ray_options=spots.options, **options) as loader:
         seen = []
@@ -108,7 +108,7 @@ def test_a_node_that_is_lost_takes_its_actors_and_nothing_else(spots: Any) -> No
             if number == 6:
                 spots.remove()
                 spots.add()
-        assert digest(seen) == stock(Noisy(400), **options)
+        assert digest(seen) == stock(Noisy(200), **options)
         causes = {one.cause for one in loader.incidents}
     assert causes
     assert causes <= LOST
