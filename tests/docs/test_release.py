@@ -21,7 +21,7 @@ UNPICKLING = {
     "transport",
     "packed",
     "plain_data.py",
-    "resumption.py",
+    "state_format.py",
 }
 """Between processes of one loader; and objects that a dataset has put into a state of its own, which
 `loader.load_state_dict` reads."""
