@@ -212,7 +212,7 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     if loaded is None:
         if there.bookmark is not None:
             last, bookmark.waiting = there.bookmark.last, there.bookmark.waiting
-            bookmark.follows_end = last is not None and last.finished
+            bookmark.before = last if last is not None and last.finished else None
         yield bookmark, None
         there.bookmark = bookmark
         return

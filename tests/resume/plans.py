@@ -111,6 +111,24 @@ class Resumable(IterableDataset[Any]):
         self.start = state["done"]
 
 
+class BothHaveStates(IterableDataset[Any]):
+    """The dataset's state says in which epoch it is, that of its iterator where it is there."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epochs += 1
+        return Positions(share(self.size), epoch=self.epochs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epochs = state["epochs"] - 1
+
+
 class AtItsNextBeginning(IterableDataset[Any]):
     """Counts epochs at their ends: its state there is that of the next beginning."""
 
@@ -145,6 +163,24 @@ class LoadsWhenBegun(AtItsNextBeginning):
         self.loaded = state
 
 
+class KnowsItsEpoch(Resumable):
+    """Its state has the number of its epoch too."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += not self.start
+        for sample in super().__iter__():
+            yield {**sample, "epoch": self.epoch}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
+
+
 class OmitsItsBuffer(Resumable):
     """Shuffles within a buffer, and its state says only how far it has read."""
 
@@ -161,8 +197,9 @@ class OmitsItsBuffer(Resumable):
 class Positions:
     """An iterator with a state, of a dataset that has none."""
 
-    def __init__(self, numbers: range) -> None:
+    def __init__(self, numbers: range, **more: Any) -> None:
         self.numbers = numbers
+        self.more = more
         self.at = 0
 
     def __iter__(self) -> Positions:
@@ -172,7 +209,7 @@ class Positions:
         if self.at >= len(self.numbers):
             raise StopIteration
         self.at += 1
-        return reveal(self.numbers[self.at - 1])
+        return {**reveal(self.numbers[self.at - 1]), **self.more}
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at}
@@ -375,6 +412,16 @@ QUICK: dict[str, Plan] = {
     "the same, that loads when it is begun": Plan(
         LoadsWhenBegun, options=KEEP, breaks=((1, 0), (1, 5)), epochs=4
     ),
+    "a stream whose state has its epoch": Plan(
+        KnowsItsEpoch, workers=0, breaks=((0, 4), (1, 1), (1, 4)), epochs=3
+    ),
+    "states of dataset and iterator": Plan(
+        BothHaveStates, options=KEEP, breaks=((1, 0), (1, 4)), epochs=3
+    ),
+    "states of dataset and iterator, without workers": Plan(
+        BothHaveStates, workers=0, breaks=((0, 4), (1, 0), (1, 4)), epochs=3
+    ),
+    "states of dataset and iterator, workers that are not kept": Plan(BothHaveStates, breaks=()),
     "a state that leaves something out": Plan(OmitsItsBuffer, breaks=((0, 4),)),
     "a map-style dataset with a state": Plan(Counting, breaks=((0, 3), (1, 0))),
     "the same with persistent workers": Plan(Counting, options=KEEP, breaks=((1, 4),), epochs=3),
@@ -395,6 +442,10 @@ FINISHED = {
     "its own iterator",
     "a stream that ends where it begins",
     "the same, that loads when it is begun",
+    "a stream whose state has its epoch",
+    "states of dataset and iterator",
+    "states of dataset and iterator, without workers",
+    "states of dataset and iterator, workers that are not kept",
 }
 """Plans whose run is also broken off between two epochs."""
 

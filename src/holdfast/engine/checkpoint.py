@@ -169,7 +169,7 @@ class Bookmark:
         self.waiting: bytes | None = None
         """Without workers: states of the dataset's own generators that the next epoch begins with,
         because it has not made these generators yet."""
-        self.follows_end = False  # the loader's last epoch has come to its end
+        self.before: Checkpoint | None = None  # where the loader's last epoch has come to its end
 
     def checkpoint(self) -> Checkpoint | None:
         """Where the iterator is, or was; None if it never began."""

@@ -263,7 +263,8 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             self._look_ahead(account)
         plain = account is None and not self._ahead and not self._due
         draw = self._next_index if plain else self._draw
-        if first_iter and not (resumed is not None and resumed.finished and iterable):
+        later = resumed is not None and resumed.finished and self._persistent_workers and iterable
+        if first_iter and not later:
             self._pool.fill(draw, account, draws, resumed if continues else None)
         else:
             self._pool.resume(self._seeds, draw, account, draws)

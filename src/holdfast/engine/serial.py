@@ -46,7 +46,7 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
-from holdfast.worker.stream_resumption import at_the_end, end_epoch, state_between_epochs
+from holdfast.worker.stream_resumption import at_the_end, end_epoch
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -92,11 +92,10 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if not iterable:
             start = SamplerStart.of(loader, before_seed=True)
             self._draws = SamplerDraws(start, oldest=_number_of(weakref.ref(self)))
-        resting = None
+        before = None if bookmark is None else bookmark.before
         if resumed is not None and resumed.finished and iterable:
-            resting = _leave_as_before(loader, resumed)
-        elif iterable and bookmark is not None and bookmark.follows_end:
-            resting = state_between_epochs(loader.dataset, lambda *_: None, ended=True) or None
+            before = resumed
+            _leave_as_before(loader, resumed)
         self._of_torch = self._seeds is None and not (iterable and continues)
         if self._of_torch:
             super().__init__(loader)
@@ -127,7 +126,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if resumed is not None and continues:
             self._go_to(resumed, options, origin)
         if iterable and self._stream is None:
-            self._stream = SerialStream(self, resting=resting)
+            self._stream = SerialStream(self, resting=_state_at_end(before))
         roots = functools.partial(_roots_of, self._dataset, self._collate_fn)
         self._randomness = Randomness(roots)  # of a map-style dataset
         if resumed is not None and not iterable:
@@ -416,20 +415,26 @@ def _roots_of(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     yield "collate_fn", collate_fn
 
 
-def _leave_as_before(loader: Any, resumed: Checkpoint) -> bytes | None:
-    """Before an epoch: bring an iterable dataset, which is this process's own, to where the epoch
-    before has left it, as in a worker (`StreamResumption`); returns its state there."""
-    if not resumed.workers:
+def _state_at_end(before: Checkpoint | None) -> bytes | None:
+    """In which an epoch has left an iterable dataset."""
+    if before is None or not before.workers or before.workers[0].stream is None:
         return None
-    dataset, before = loader.dataset, resumed.workers[0]
-    state = None if before.stream is None else before.stream.point.state
+    state = before.workers[0].stream.point.state
+    return None if state is None else at_the_end(state)
+
+
+def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:
+    """Before an epoch: bring an iterable dataset, which is this process's own, to where the epoch
+    before has left it, as in a worker (`StreamResumption`)."""
+    if not resumed.workers:
+        return
+    dataset, before, state = loader.dataset, resumed.workers[0], _state_at_end(resumed)
     if state is not None and has_state(dataset):
         with default_generators_kept():
             end_epoch(dataset, state)
     if before.random_state is not None:
         own = Randomness(functools.partial(_roots_of, dataset, loader.collate_fn)).own
         own.restore(before.random_state)
-    return None if state is None else at_the_end(state)
 
 
 def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:

@@ -140,7 +140,7 @@ class SerialStream:
     def make_fetcher(self, state: dict[str, Any] | None) -> None:
         """Begin the epoch, from a state if one is given."""
         iterator = self._iterator
-        loaded_state.take_back(iterator._dataset)
+        loaded_state.take_back(iterator._dataset, everything=True)
         if state is not None and state["dataset"] is not None:
             loaded_state.load(iterator._dataset, state["dataset"])
         iterator.begin_stream()

@@ -274,6 +274,9 @@ class Worker:
         plan = self.setup.plan
         if self.setup.rests and ended and unchanged and plan is not None and plan.way == REST:
             resting = plan.state  # a dataset that has loaded it may give it when it is begun
+        elif self.setup.rests and ended and isinstance(replica.fetcher, IterableFetcher):
+            replica.fetcher.ended = True
+            resting = state_now(replica.dataset, replica.fetcher, self._remark_once)
         elif self.setup.rests:
             resting = state_between_epochs(replica.dataset, self._remark_once, ended=ended)
         self.host.begin_epoch()

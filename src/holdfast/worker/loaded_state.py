@@ -3,11 +3,13 @@
 Some datasets begin every epoch from the state that was loaded last (Hugging Face's do, as long as
 ``set_epoch`` is not called). All that comes before that place would then be missing from later
 epochs. So before the next one those attributes that ``load_state_dict`` has assigned, and nothing
-has assigned since, get back the values they had.
+has assigned since, get back the values they had; except for those that are part of the dataset's
+present state, such as the number of its epoch: if ``state_dict`` gave something else without them.
 """
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -38,8 +40,9 @@ def keep(dataset: Any) -> None:
     _loaded.pop(id(dataset), None)
 
 
-def take_back(dataset: Any) -> None:
-    """Before an epoch: what states that were loaded in the one before have left."""
+def take_back(dataset: Any, *, everything: bool = False) -> None:
+    """Before an epoch: what states that were loaded in the one before have left. `everything`: as
+    if they had not been loaded."""
     found, changes = _loaded.pop(id(dataset), (None, {}))
     if found is None or found() is not dataset:
         return
@@ -47,10 +50,20 @@ def take_back(dataset: Any) -> None:
     for name, (old, new) in changes.items():
         if attributes.get(name, _MISSING) is not new:
             continue  # the dataset has gone on from it
+        present = None if everything else _present(dataset)
         if old is _MISSING:
             attributes.pop(name, None)
         else:
             attributes[name] = old
+        if not everything and _present(dataset) != present:
+            attributes[name] = new
+
+
+def _present(dataset: Any) -> bytes:
+    try:
+        return pickle.dumps(dataset.state_dict())
+    except Exception:  # it does not pickle, or cannot be told between epochs
+        return b""
 
 
 def _changes_of(dataset: Any) -> _Changes:

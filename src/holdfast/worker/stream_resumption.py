@@ -113,25 +113,28 @@ def end_epoch(dataset: Any, state: bytes) -> None:
     """Bring a dataset to the end of an epoch, given its state there: when it is begun again, it
     begins the next one."""
 
-    def known() -> Any:
-        return pickle.loads(state)["dataset"]  # a new one for each use: it may be changed
+    def known(of: str = "dataset") -> Any:
+        return pickle.loads(state).get(of)  # a new one for each use: it may be changed
 
     if known() is None:
         return
 
-    def begin() -> bool:
-        return draw_and_drop(lambda: iter(dataset))
+    def there() -> Any:
+        samples: Any = iter(dataset)
+        if known("iterator") is not None:
+            samples.load_state_dict(known("iterator"))
+        return samples
 
     loaded_state.load(dataset, known())
-    if begin():  # the state at an end is that of the next beginning
+    if draw_and_drop(there):  # the state at an end is that of the next beginning
         loaded_state.keep(dataset)
         dataset.load_state_dict(known())
-    elif begin():  # it goes on from a state once
+    elif draw_and_drop(lambda: iter(dataset)):  # it goes on from a state once
         loaded_state.keep(dataset)
         dataset.load_state_dict(known())
-        begin()
+        draw_and_drop(there)
     else:  # it would go on from the state in all epochs
-        loaded_state.take_back(dataset)
+        loaded_state.take_back(dataset, everything=True)
 
 
 def _in_words(error: BaseException) -> str:
