@@ -163,6 +163,19 @@ class LoadsWhenBegun(AtItsNextBeginning):
         self.loaded = state
 
 
+class ShufflesItself(IterableDataset[Any]):
+    """With the program's generators, if there are no workers."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(share(self.size))
+        random.shuffle(order)
+        for number in order:
+            yield reveal(number)
+
+
 class KnowsItsEpoch(Resumable):
     """Its state has the number of its epoch too."""
 
@@ -411,6 +424,9 @@ QUICK: dict[str, Plan] = {
     ),
     "the same, that loads when it is begun": Plan(
         LoadsWhenBegun, options=KEEP, breaks=((1, 0), (1, 5)), epochs=4
+    ),
+    "a stream that shuffles itself, without workers": Plan(
+        ShufflesItself, workers=0, breaks=((0, 1), (1, 4)), epochs=3
     ),
     "a stream whose state has its epoch": Plan(
         KnowsItsEpoch, workers=0, breaks=((0, 4), (1, 1), (1, 4)), epochs=3

@@ -50,9 +50,10 @@ class SerialStream:
         self.randomness = Randomness(self._roots)
         self._random_before: bytes | None = None
         self._tracks = begun and self._has_state()
-        if self._tracks:
+        if begun:
             self.progress.state_between_epochs = resting
-            self.progress.epoch_state = self.randomness.saved()
+            if iterator._seeds is None:  # otherwise nothing is drawn from the program's
+                self.progress.epoch_state = self.randomness.saved()
         self._remarked = False
 
     def _has_state(self) -> bool:
