@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import holdfast
 from holdfast.autopsy import logbook
 from holdfast.engine import events as ev
-from holdfast.processes import method
+from holdfast.processes import process_method
 from holdfast.worker.faults import VARIABLE
 from tests.faults.outside import kill_and_see_it_dead, nursery
 from tests.support.scripts import run_script
@@ -83,7 +83,7 @@ def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
 def test_when_there_is_never_room_one_error_tells_of_all_tries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(method, "LIMITS", ev.Limits(first_pause=0.01, longest_pause=0.02))
+    monkeypatch.setattr(process_method, "LIMITS", ev.Limits(first_pause=0.01, longest_pause=0.02))
     later = failing("make-channel", "EMFILE", LIMITS.tries).split(";")[1:]
     monkeypatch.setenv(VARIABLE, ";".join([failing("fork", "EAGAIN", 1), *later]))
     with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2) as loader:
@@ -213,7 +213,7 @@ def test_who_is_killed_while_starting_is_started_until_it_comes_through(
     limit: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(method, "LIMITS", ev.Limits(longest_pause=0.05))
+    monkeypatch.setattr(process_method, "LIMITS", ev.Limits(longest_pause=0.05))
     expected = batches(torch.utils.data.DataLoader)
     kills = 11
     monkeypatch.setenv(VARIABLE, killed_while_starting(kills))
@@ -229,7 +229,7 @@ def test_who_is_killed_while_starting_is_started_until_it_comes_through(
 def test_a_nursery_killed_while_workers_start_is_made_again_however_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(method, "LIMITS", ev.Limits(longest_pause=0.05))
+    monkeypatch.setattr(process_method, "LIMITS", ev.Limits(longest_pause=0.05))
     expected = batches(torch.utils.data.DataLoader)
     monkeypatch.setenv(VARIABLE, "before-ready:hang@generation=any")
     torch.manual_seed(7)
@@ -258,7 +258,7 @@ def test_who_ends_by_itself_in_every_start_ends_the_run_without_a_limit_too(
 def test_who_is_killed_in_every_start_ends_the_run_by_the_limit_and_in_no_other_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(method, "LIMITS", ev.Limits(longest_pause=0.01))
+    monkeypatch.setattr(process_method, "LIMITS", ev.Limits(longest_pause=0.01))
     monkeypatch.setenv(VARIABLE, "before-ready:SIGKILL@worker=0,generation=any")
     with holdfast.DataLoader(Noisy(), batch_size=2, num_workers=2, max_restarts=12) as loader:
         with pytest.raises(holdfast.RestartLimitExceeded) as caught:

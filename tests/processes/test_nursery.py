@@ -108,7 +108,7 @@ def test_a_nursery_that_takes_no_orders_is_ended_and_not_said_to_be_killed_from_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nurseries, "ORDER_TIMEOUT", 0.1)
-    monkeypatch.setattr("holdfast.processes.method.LIMITS", Limits(check_interval=0.05))
+    monkeypatch.setattr("holdfast.processes.process_method.LIMITS", Limits(check_interval=0.05))
     loader = DataLoader(range(40), batch_size=2, num_workers=1)
     iterator: Any = iter(loader)
     assert next(iterator).tolist() == [0, 1]

@@ -18,7 +18,7 @@ import psutil
 
 import holdfast
 from holdfast.engine.events import Limits
-from holdfast.ray import method, ray_driver
+from holdfast.ray import ray_driver, ray_method
 from holdfast.views.workers import WorkerMonitor
 from tests.ray.datasets import Noisy, Stream, digest
 from tests.ray.loaders import on_ray
@@ -171,7 +171,7 @@ def test_a_worker_that_hangs_is_named_with_its_node_and_stack_and_replaced(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(kill_after=1.0, abandon_after=2.0, check_interval=0.2)
-    monkeypatch.setattr(method, "LIMITS", limits)
+    monkeypatch.setattr(ray_method, "LIMITS", limits)
     hangs = Noisy(deadly={21: "hang"}, marks=tmp_path)
     with on_ray(hangs, batch_size=4, stall_timeout=5.0) as loader:
         assert digest(loader) == stock(Noisy(), batch_size=4)
@@ -186,7 +186,7 @@ def test_a_worker_that_hangs_is_named_with_its_node_and_stack_and_replaced(
 def test_what_is_awaited_is_shown_by_top_and_in_the_error_of_a_timeout(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(method, "LIMITS", Limits(check_interval=0.2))
+    monkeypatch.setattr(ray_method, "LIMITS", Limits(check_interval=0.2))
     hangs = Noisy(8, deadly={5: "hang"}, marks=tmp_path)
     with on_ray(hangs, batch_size=4, timeout=60) as loader:
         iterator = iter(loader)

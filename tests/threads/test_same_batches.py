@@ -10,7 +10,7 @@ import torch.utils.data
 
 from holdfast import DataLoader, PoisonSample, WorkerLost
 from holdfast.engine.events import Limits
-from holdfast.threads import method
+from holdfast.threads import thread_method
 from tests.support.fingerprint import fingerprint
 from tests.threads.datasets import Drawing, Gate, NotThreadSafe, OwnGenerator, Plain, Stream
 
@@ -58,8 +58,8 @@ def test_as_torchs_workers_without_randomness() -> None:
 def test_a_dataset_that_is_not_thread_safe_is_copied_for_each_worker() -> None:
     assert by_threads(NotThreadSafe()) == batches(DataLoader, NotThreadSafe())
     both = torch.utils.data.ConcatDataset([NotThreadSafe(), Plain(0)])
-    assert method.is_thread_safe(torch.utils.data.Subset(both, [0])) is False
-    assert method.is_thread_safe(OwnGenerator()) is None
+    assert thread_method.is_thread_safe(torch.utils.data.Subset(both, [0])) is False
+    assert thread_method.is_thread_safe(OwnGenerator()) is None
 
 
 @pytest.mark.parametrize("kind", [Drawing, Stream])
@@ -96,7 +96,7 @@ def test_a_sample_that_hangs_alone_too_is_to_blame() -> None:
 
 
 def test_no_more_threads_are_abandoned_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(method, "LIMITS", Limits(killable=False, stuck=0))
+    monkeypatch.setattr(thread_method, "LIMITS", Limits(killable=False, stuck=0))
     gate = Gate(6)
     loader = DataLoader(
         Drawing(12, gate), num_workers=1, worker_method="thread", stall_timeout=STALL

@@ -13,12 +13,12 @@ from typing import Any, Literal
 from holdfast.engine.driver import WorkerMethod
 from holdfast.engine.pinning import CopyToPinned, Pinner
 from holdfast.options import Settings
-from holdfast.threads.method import ThreadMethod
+from holdfast.threads.thread_method import ThreadMethod
 from holdfast.worker.interface import Blueprint
 
 if sys.platform == "linux":  # elsewhere these cannot be imported, and `iteration` asks for neither
     from holdfast.processes import pinning_in_place
-    from holdfast.processes.method import ProcessMethod
+    from holdfast.processes.process_method import ProcessMethod
 
 __all__ = ["new_pinner", "worker_method"]
 
@@ -27,7 +27,7 @@ def worker_method(options: Settings, blueprint: Blueprint, context: Any) -> Work
     """The workers of a loader with these options and ``multiprocessing_context``. Runs code of the
     user: under spawn, and for Ray, the dataset is pickled here."""
     if options.worker_method == "ray":
-        from holdfast.ray.method import RayMethod  # Ray need not be installed
+        from holdfast.ray.ray_method import RayMethod  # Ray need not be installed
 
         return RayMethod(blueprint, options.ray_options)
     if options.worker_method == "thread":
