@@ -93,6 +93,8 @@ def play(script: Script, loader: str, size: str, folder: Path, seconds: float = 
 
 def _command(how: str, source: str, folder: Path) -> Sequence[str]:
     python = sys.executable
+    if how == "fresh":
+        return [python, "script.py"]
     if how == "stdin":
         return _shell(f"{python} < script.py")
     if how == "-i":

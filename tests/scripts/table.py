@@ -338,6 +338,7 @@ TABLE = (
         print(batch.mean())
         """,
         quick=None,
+        more=("  BaseDataLoaderIter.__init__(self, loader)",),  # the line that warns
     ),
     Script(
         "the loader's module imported by a sample",
@@ -549,6 +550,7 @@ TABLE = (
         trainer.iterator = iter(DataLoader(Data(), batch_size=2, num_workers=2))
         trainer.batch = next(trainer.iterator)
         """,
+        how="fresh",
         quick=None,
     ),
     Script(
@@ -674,6 +676,7 @@ TABLE = (
         threading.Thread(target=run, daemon=True).start()
         print(begun.wait(60))
         """,
+        right=(0, ("True",)),  # whether torch's thread prints an exception is a race
     ),
     Script(
         "a daemon thread that waits for its batch",

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from typing import Any, Final
 
+from holdfast import kernel
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.autopsy.readers import HERE, procfs, text
 from holdfast.limits import gauge
@@ -263,15 +264,16 @@ def _kill(process: Any) -> None:
     reaped before. Until then its number, and that of its group, is its own, also if it has
     ended."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        kernel.has_ended(process.pid)  # raises ChildProcessError if it was reaped
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
 
 
 def _death(process: Any) -> Trouble:
-    if connection.wait([process.sentinel], TO_CLOSE):
-        _kill(process)
+    connection.wait([process.sentinel], TO_CLOSE)
+    _kill(process)  # its status is known by now, unless it only closed its line
+    process.join(TO_END)
     code = process.exitcode
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
