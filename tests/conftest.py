@@ -18,6 +18,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -137,6 +138,7 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
     left_processes = _wait_until_gone(lambda: sorted(_our_processes() - processes))
     left_names = _wait_until_gone(lambda: _without_strangers(_shm_names() - names))
+    left_threads = _wait_until_gone(_worker_threads)
 
     described = [_describe(pid) for pid, _ in left_processes]
     for pid, birth in left_processes:
@@ -149,6 +151,12 @@ def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("processes left behind:\n  " + "\n  ".join(described), pytrace=False)
     if left_names:
         pytest.fail(f"names left behind in /dev/shm: {left_names}", pytrace=False)
+    if left_threads:
+        pytest.fail(f"worker threads left behind: {left_threads}", pytrace=False)
+
+
+def _worker_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("holdfast-worker")]
 
 
 def _wait_until_gone(look: Callable[[], list[T]]) -> list[T]:
