@@ -40,10 +40,9 @@ class Checkpointing:
     def waits_for_workers(self) -> bool:
         """Whether workers are still in an earlier epoch than the consumer, and have time left to
         finish it: before that it is not known with which random state they begin this one."""
-        in_time = (
-            self._driver.clock() <= self._settle_by and self._supervisor.machine.failure is None
-        )
-        return in_time and self._is_unsettled()
+        if self._driver.clock() > self._settle_by or self._supervisor.machine.failure is not None:
+            return False
+        return self._is_unsettled()
 
     def _is_unsettled(self) -> bool:
         machine = self._supervisor.machine

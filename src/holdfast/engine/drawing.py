@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.engine import events as ev
 from holdfast.engine import signals
-from holdfast.engine.driver import Driver
+from holdfast.engine.driver import Driver, hand_over_backlog
 from holdfast.engine.supervisor import Supervisor
 from holdfast.samples.substitute import copy_index, keys_of
 
@@ -52,8 +52,7 @@ class Drawing:
         while epoch.due > 0:
             try:
                 if self._users_sampler:
-                    if self._driver.backlog:
-                        self._driver.wake()  # the background thread sends the rest meanwhile
+                    hand_over_backlog(self._driver)
                     index = work.call_user(draw)
                 else:
                     index = draw()

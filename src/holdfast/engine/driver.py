@@ -46,6 +46,7 @@ __all__ = [
     "Progress",
     "Urgent",
     "WorkerMethod",
+    "hand_over_backlog",
 ]
 
 Urgent = Literal["ask", "retire", "stay", "shrink"]
@@ -257,3 +258,10 @@ class Driver(Protocol):
 
     def disown(self) -> None:
         """In a process forked from the owner: close what would keep workers alive or waiting."""
+
+
+def hand_over_backlog(driver: Driver) -> None:
+    """The thread that has the lock does something else now: the background thread sends the rest of
+    an order."""
+    if driver.backlog:
+        driver.wake()

@@ -55,7 +55,7 @@ from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.checkpointing import Checkpointing
 from holdfast.engine.deaths import Deaths
 from holdfast.engine.drawing import Drawing
-from holdfast.engine.driver import DriverOptions, WorkerMethod
+from holdfast.engine.driver import DriverOptions, WorkerMethod, hand_over_backlog
 from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, Taken
 from holdfast.engine.machine import Machine
 from holdfast.engine.memory_control import MemoryController
@@ -658,14 +658,12 @@ class Pool:
             ) from self.broken
 
     def _leave(self) -> None:
-        if self.driver.backlog:
-            self.driver.wake()  # the background thread sends the rest of an order
+        hand_over_backlog(self.driver)
         self._work.leave()
 
     def _fail(self, error: BaseException) -> None:
         try:
-            if self.driver.backlog:
-                self.driver.wake()
+            hand_over_backlog(self.driver)
         finally:
             self._work.fail(error)
 

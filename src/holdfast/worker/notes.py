@@ -1,4 +1,4 @@
-"""What a worker thread notes in its own memory: what it is doing, and its last random states.
+"""What a worker thread, or an actor, notes in memory: what it is doing, its last random states.
 
 They are read by the driver while the thread goes on. So each change is one store of a new object,
 and whatever the moment, what is read fits together. A thread that was abandoned may write later:
