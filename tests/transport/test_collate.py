@@ -17,8 +17,9 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from holdfast.transport import collate
-from holdfast.transport.collate import PLACED, Placement, install
+from holdfast.transport import placement as placement_module
+from holdfast.transport.collate import install
+from holdfast.transport.placement import PLACED, Placement
 from tests.support import warm
 
 from .support import MIB, Slot, new_slot, worker
@@ -406,13 +407,13 @@ def test_a_placement_is_not_kept_alive(slot: Slot) -> None:
     assert slot.arena.in_use > 0
     del placement
     assert slot.arena.in_use == 0
-    assert collate._current() is None
+    assert placement_module._current.placement() is None
 
 
 HEAP = """
 import numpy as np, os, torch
 from holdfast.transport.arena import Arena, create
-from holdfast.transport.collate import Placement
+from holdfast.transport.placement import Placement
 
 def anonymous():
     fields = open("/proc/self/statm").read().split()

@@ -13,6 +13,7 @@ from torch.utils.data._utils import collate as torch_collate
 from holdfast.autopsy.blackbox import BlackBoxes, CountingRecorder, Recorder
 from holdfast.samples.policy import Policy
 from holdfast.transport import collate
+from holdfast.worker import fetch
 from holdfast.worker.fetch import SELDOM, IterableFetcher, MapFetcher
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -47,7 +48,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
             "collate_fn": default_collate,
             "drop_last": False,
             "recorder": Recorder(boxes.fd, 1, 0),
-            "arena": slot.arena,
+            "memory": slot.arena,
             "faults": None,
         }
     boxes.close()
@@ -61,12 +62,12 @@ def test_after_small_samples_large_ones_are_looked_for_seldom_and_found(
 ) -> None:
     looked: list[int] = []
 
-    class Placement(collate.Placement):
+    class Placement(fetch.Placement):
         def __init__(self, *args: Any) -> None:
             looked.append(number)
             super().__init__(*args)
 
-    monkeypatch.setattr(collate, "Placement", Placement)
+    monkeypatch.setattr(fetch, "Placement", Placement)
     if "Tolerant" in kind.__name__:
         parts |= {"policy": Policy("skip"), "worker_id": 0}
     fetcher = kind(Samples(large_from=SELDOM + 2), **parts)

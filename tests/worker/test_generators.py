@@ -355,7 +355,7 @@ def test_a_sample_that_stands_in_leaves_them_as_they_were() -> None:
         collate_fn=torch.stack,
         drop_last=False,
         recorder=NoRecorder(),
-        arena=None,
+        memory=None,
         faults=None,
         policy=Policy("replace"),
         worker_id=0,

@@ -32,7 +32,7 @@ from holdfast.limits.budget import Budget, Share
 from holdfast.limits.gauge import MemoryReading, ranks
 from holdfast.limits.pressure import Pressure
 from holdfast.packed.large_containers import large_containers
-from holdfast.transport.collate import PLACED
+from holdfast.transport.placement import PLACED
 from holdfast.worker.pickling import find_unpicklable
 
 __all__ = ["LoadingPlan", "Rates", "examine"]

@@ -231,7 +231,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             "collate_fn": self._collate_fn,
             "drop_last": self._drop_last,
             "recorder": self._recorder,
-            "arena": None,
+            "memory": None,
             "faults": None,
             "seeds": self._seeds,
         }

@@ -178,7 +178,7 @@ class _WorkerProcess:
         self.iterable = blueprint.iterable
         self.channel = channel
         self.recorder = recorder
-        self.arena = arena
+        self.arena = self.memory = arena
         self.faults = faults
         self.keeper = keeper
         self.retired = False

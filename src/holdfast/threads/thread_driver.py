@@ -29,11 +29,13 @@ from holdfast.engine.message_driver import MessageDriver, MessageRecord
 from holdfast.engine.worker_records import Order
 from holdfast.samples.substitute import BatchHints, copy_index
 from holdfast.threads.worker_thread import Copies, WorkerThread, name_of
+from holdfast.transport.batch_memory import BatchMemory
 from holdfast.worker.interface import BATCH
 from holdfast.worker.message_host import GONE, Message
 
 __all__ = ["ThreadDriver", "stuck_threads"]
 
+REST = 10.0  # seconds without a batch after which memory for batches is released
 GLANCE = 0.05  # seconds over which the CPU time of a stalled thread is compared
 _NO_EVIDENCE = Evidence(start_method="thread")
 # Not ended when they were abandoned, or their pool closed. All pools of the process use it, each
@@ -69,6 +71,8 @@ class ThreadDriver(MessageDriver[_Seat]):
                 seat.counted = bytearray(tally.END)
         self._consumer = threading.get_ident()
         self._status = StatusFile("thread")
+        self._memory = BatchMemory()
+        self._rest_at = 0.0
 
     # -- orders ---------------------------------------------------------------------------
 
@@ -78,7 +82,9 @@ class ThreadDriver(MessageDriver[_Seat]):
         setup = self._begin(order)
         if setup is None:
             return
-        worker = WorkerThread(setup, self._copies, seat.notes, self._bell, self._watch_bell)
+        worker = WorkerThread(
+            setup, self._copies, seat.notes, self._bell, self._watch_bell, self._memory
+        )
         try:
             worker.thread.start()
         except RuntimeError:  # "can't start new thread"
@@ -151,7 +157,18 @@ class ThreadDriver(MessageDriver[_Seat]):
         else:
             self._watch_bell.pause(timeout)
 
+    def release(self) -> None:
+        machine = self._supervisor.machine
+        largest, workers = machine.largest or 0, len(self._seats)
+        allowed = (workers + 1) * largest  # one for each that begins a batch, one for the consumer
+        if machine.room is not None:
+            allowed = min(allowed, max(0, machine.room - machine.in_flight))
+        self._memory.allow(allowed)
+
     def tick(self, now: float) -> None:
+        if now >= self._rest_at:
+            self._rest_at = now + REST
+            self._memory.rest()
         if self._status.due(now):
             living = [(n, seat) for n, seat in enumerate(self._seats) if seat.worker is not None]
             self._status.write((self._status_of(n, seat) for n, seat in living), now)
@@ -233,6 +250,7 @@ class ThreadDriver(MessageDriver[_Seat]):
 
     def close(self) -> None:
         self._status.close()
+        self._memory.close()
         for seat in self._seats:
             seat.worker = None
 

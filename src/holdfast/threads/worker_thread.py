@@ -28,6 +28,8 @@ from holdfast.autopsy.blackbox import IDLE, START, STOP
 from holdfast.engine.bells import Bell
 from holdfast.introspection.data_size import weigh
 from holdfast.threads.shared_generators import SharedGenerators
+from holdfast.transport.placement import Memory
+from holdfast.transport.stacking import use_memory
 from holdfast.worker.exceptions import describe
 from holdfast.worker.interface import BATCH, Blueprint, WorkerSetup
 from holdfast.worker.items import Worker
@@ -122,6 +124,7 @@ class WorkerThread(MessageHost):
         notes: ThreadNotes,
         bell: Bell,
         watch_bell: Bell,
+        memory: Memory,
     ) -> None:
         self.recorder = notes
         self.orders: queue.SimpleQueue[Orders] = queue.SimpleQueue()
@@ -132,6 +135,7 @@ class WorkerThread(MessageHost):
         self._copies = copies
         self._bell = bell
         self._watch_bell = watch_bell
+        self.memory = memory
         self._last_look = 0.0
         self._shared: SharedGenerators | None = None
         self.thread = threading.Thread(target=self._run, name=name_of(setup.worker), daemon=True)
@@ -148,6 +152,7 @@ class WorkerThread(MessageHost):
         error = ""
         try:
             _use_one_intra_op_thread()
+            use_memory(self.memory)
             self._work()
         except BaseException:  # a mistake of ours: everything of the user's is caught further in
             error = traceback.format_exc()

@@ -1,7 +1,7 @@
 """Loads the samples of one batch and collates them, and notes each step.
 
 The same as torch's fetchers, sample for sample, with two additions. The worker's notes say at any
-moment which sample is being loaded. And large samples are copied to their place in the arena one by
+moment which sample is being loaded. And large samples are copied to their place in the batch one by
 one, while they are in the cache, instead of being kept until the whole batch can be stacked.
 """
 
@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import Subset, default_collate, default_convert
 
 from holdfast.autopsy.blackbox import COLLATE, FETCH
 from holdfast.autopsy.tally import SampleWatch
+from holdfast.transport import stacking
+from holdfast.transport.placement import Memory, Placement
 from holdfast.worker.faults import Faults
 from holdfast.worker.sample_seeding import SampleSeeds, SeededItems, first_key
-
-if TYPE_CHECKING:  # worker threads have none, and run where it cannot be imported
-    from holdfast.transport.arena import Arena
-    from holdfast.transport.collate import Placement
 
 __all__ = [
     "SELDOM",
@@ -47,7 +45,7 @@ class Fetcher:
         collate_fn: Callable[[Any], Any],
         drop_last: bool,
         recorder: Any,  # a `Recorder`, or a `NoRecorder`
-        arena: Arena | None,
+        memory: Memory | None,
         faults: Faults | None,
         seeds: SampleSeeds | None = None,  # with seeding="sample"
     ) -> None:
@@ -62,12 +60,10 @@ class Fetcher:
         self.drop_last = drop_last
         self.recorder = recorder
         self.watch: SampleWatch | None = None  # measures the samples of this batch
-        self.arena: Arena | None = None
-        if arena is not None and auto_collation and collate_fn is default_collate:
-            from holdfast.transport.collate import Placement, stacks
-
-            self.arena = arena if stacks() else None
-            self._new_placement = Placement
+        # Where large samples are copied to, one by one.
+        self.memory: Memory | None = None
+        if memory is not None and auto_collation and collate_fn is default_collate:
+            self.memory = memory if stacking.stacks() else None
         self.faults = faults
         self.step = "fetch"  # what it was doing when it raised
         # Called after a few samples; returns after how many to call it again.
@@ -96,7 +92,7 @@ class Fetcher:
         seeds.for_batch(self._batch_key)
 
     def _placement(self, index: Any) -> Placement | None:
-        if self.arena is None:
+        if self.memory is None:
             return None
         if self._leave_out:
             self._leave_out -= 1
@@ -107,9 +103,9 @@ class Fetcher:
         except TypeError:
             return None
         if size < 2 or not self._watch:
-            return self._new_placement(self.arena, size) if size > 0 else None
+            return Placement(self.memory, size) if size > 0 else None
         self._watch = False  # one batch is enough
-        return self._new_placement(self.arena, size, self._refilled)
+        return Placement(self.memory, size, self._refilled)
 
     def _refilled(self) -> None:
         self.remark(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,9 @@ from holdfast.engine.continuation import ResumptionPlan, ResumptionResult
 from holdfast.engine.events import PastNotice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import Policy
+from holdfast.transport.placement import Memory
 from holdfast.worker.faults import Faults
 from holdfast.worker.sample_seeding import EpochSeeds
-
-if TYPE_CHECKING:  # worker threads have none, and run where it cannot be imported
-    from holdfast.transport.arena import Arena
 
 __all__ = [
     "BATCH",
@@ -121,7 +119,7 @@ class Host(Protocol):
     @property
     def recorder(self) -> Notes: ...
     @property
-    def arena(self) -> Arena | None:
+    def memory(self) -> Memory | None:
         """Where large samples are collated to, if there is such memory."""
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from holdfast.engine.continuation import ResumptionResult
 from holdfast.samples.bad_sample import BadSample
+from holdfast.transport.placement import Memory
 
 __all__ = ["Message", "MessageHost"]
 
@@ -26,7 +27,8 @@ class MessageHost:
     """Implements the part of `worker.interface.Host` that is the same for both. Their memory is the
     trainer's, or another program looks after it."""
 
-    arena = faults = None
+    memory: Memory | None = None
+    faults = None
     limits_allocations = False
 
     def _say(self, *message: Any) -> None:

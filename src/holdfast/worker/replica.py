@@ -139,7 +139,7 @@ class Replica:
             collate_fn=blueprint.collate_fn,
             drop_last=blueprint.drop_last,
             recorder=self.host.recorder,
-            arena=self.host.arena,
+            memory=self.host.memory,
             faults=self.host.faults,
             seeds=self.sample_seeds,
         )

@@ -40,7 +40,7 @@ from holdfast.worker.randomness import Randomness, restore_in_process
 from holdfast.worker.sample_seeding import kept_states
 
 if TYPE_CHECKING:
-    from holdfast.transport.collate import Placement
+    from holdfast.transport.placement import Placement
 
 __all__ = ["DROPPED", "Batch", "Row", "TolerantFetcher", "Trouble"]
 
