@@ -22,12 +22,10 @@ import torch.utils.data
 from holdfast import option_sources, options, private_names, resumption, runtime
 from holdfast.autopsy.logbook import Logbook
 from holdfast.code_origin import users_level
-from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.iterator import WorkerIterator
 from holdfast.engine.serial import SerialIterator
 from holdfast.loader_identity import LoaderIdentity, name_of
 from holdfast.loader_identity import rank as find_rank
-from holdfast.options import Settings
 from holdfast.private_names import BaseDataLoaderIter, MultiProcessingDataLoaderIter
 from holdfast.runtime import Runtime
 
@@ -154,7 +152,9 @@ def new_iterator(
     state.advise(loader.dataset, loader.num_workers, origin)
     state.engine = "holdfast"
     with resumption.beginning(loader) as (bookmark, resumed):
-        return _worker_iterator(loader, state, chosen, origin, bookmark, resumed)
+        budget = state.budget_for(chosen.memory_budget)
+        records = state.records(origin)
+        return WorkerIterator(loader, chosen, records, budget, state.add, bookmark, resumed)
 
 
 def _no_processes() -> str | None:
@@ -172,34 +172,6 @@ def _no_processes() -> str | None:
     return (
         f"holdfast's worker processes cannot run here (Linux {os.uname().release}); they need "
         f'{lacking.name}: {lacking.lost}. Its worker threads can (worker_method="thread")'
-    )
-
-
-def _worker_iterator(
-    loader: Any,
-    state: Runtime,
-    chosen: Settings,
-    origin: LoaderIdentity,
-    bookmark: Bookmark,
-    resumed: Checkpoint | None,
-) -> WorkerIterator:
-    return WorkerIterator(
-        loader,
-        chosen,
-        state.stats,
-        # Nothing that knows the iterator: a pool outlives it only as long as nothing does.
-        functools.partial(state.note, state.logbook),
-        functools.partial(state.amend, state.logbook),
-        state.ledger,
-        state.logbook,
-        state.budget_for(chosen.memory_budget),
-        state.growth_warnings,
-        origin,
-        state.explained,
-        state.epochs,
-        state.add,
-        bookmark,
-        resumed,
     )
 
 

@@ -9,7 +9,7 @@ import torch.utils.data
 
 from holdfast import option_sources, options, resumption, runtime
 from holdfast.autopsy.incident import Incident
-from holdfast.engine.stats import Stats
+from holdfast.engine.loader_records import Stats
 from holdfast.limits import gauge
 from holdfast.loader_identity import LoaderIdentity, name_of, rank
 from holdfast.readable import Figures, Incidents

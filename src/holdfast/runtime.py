@@ -16,6 +16,7 @@ when the interpreter takes its modules apart.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -32,8 +33,8 @@ from holdfast.engine.background import BackgroundThread, close_all
 from holdfast.engine.driver import Kept
 from holdfast.engine.epoch import EpochCounter
 from holdfast.engine.iterator import WorkerIterator
+from holdfast.engine.loader_records import LoaderRecords, Stats
 from holdfast.engine.pool import Pool
-from holdfast.engine.stats import Stats
 from holdfast.limits.budget import Budget, for_all
 from holdfast.limits.growth import GrowthWarnings
 from holdfast.loader_identity import LoaderIdentity
@@ -209,6 +210,20 @@ class Runtime:
         if self.budget.total != given:
             self.budget = Budget(given)
         return self.budget
+
+    def records(self, origin: LoaderIdentity) -> LoaderRecords:
+        """What a new iterator is given of this."""
+        return LoaderRecords(
+            origin,
+            self.logbook,
+            self.stats,
+            self.ledger,
+            self.epochs,
+            self.growth_warnings,
+            self.explained,
+            functools.partial(self.note, self.logbook),
+            functools.partial(self.amend, self.logbook),
+        )
 
     def open_logbook(
         self, folder: str | None, rank: int, name: str, noted: Callable[[], Mapping[str, Any]]

@@ -11,6 +11,7 @@ from holdfast.engine import events as ev
 from holdfast.engine import messages
 from holdfast.engine.deaths import Deaths
 from holdfast.engine.epoch import StartRefused
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.worker.exceptions import describe
 from tests.support.fake_driver import FakeDriver
@@ -39,7 +40,7 @@ def death(**given: Any) -> Incident:
 
 
 def published(exits: Sequence[ev.Exit], incidents: Sequence[Incident]) -> Deaths:
-    deaths = Deaths(FakeDriver(), None, lambda incident: None)
+    deaths = Deaths(FakeDriver(), None, LoaderRecords())
     for exit, incident in zip(exits, incidents, strict=True):
         deaths._publish(exit, incident, None)
     return deaths

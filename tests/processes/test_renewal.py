@@ -16,6 +16,7 @@ from holdfast.autopsy.investigator import Investigator
 from holdfast.engine import events as ev
 from holdfast.engine.continuation import ResumptionResult
 from holdfast.engine.deaths import REMEMBERED, Deaths
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.processes.process_driver import ProcessDriver
 from tests.faults.outside import kill_and_see_it_dead
 from tests.support.fake_driver import FakeDriver
@@ -138,9 +139,10 @@ def test_a_death_is_told_what_came_of_it_though_a_hundred_others_came_between() 
     told: list[tuple[Incident, Incident]] = []
     incidents: list[Incident] = []
     nothing: Any = None
-    obituaries = Deaths(
-        FakeDriver(), nothing, incidents.append, lambda old, new, text: told.append((old, new))
+    records = LoaderRecords(
+        on_incident=incidents.append, on_amended=lambda old, new, text: told.append((old, new))
     )
+    obituaries = Deaths(FakeDriver(), nothing, records)
 
     def die(worker: int, action: str) -> None:
         incident = Incident(

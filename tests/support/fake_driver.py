@@ -27,9 +27,9 @@ from holdfast.engine import events as ev
 from holdfast.engine.checkpoint import WorkerCheckpoint
 from holdfast.engine.driver import DriverOptions, Handle, Progress, Urgent
 from holdfast.engine.epoch import Taken
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.engine.machine import Machine
 from holdfast.engine.pool import Pool
-from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
 from holdfast.limits.budget import Budget, Share
 from holdfast.worker.sample_seeding import NO_SEEDS
@@ -357,13 +357,11 @@ class Consumer:
             driver,
             self.machine,
             Share(budget),
+            LoaderRecords(on_incident=self.incidents.append),
             dataset=None,
             auto_collation=False,
             seeds=NO_SEEDS,
             stall_timeout=stall_timeout,
-            on_incident=self.incidents.append,
-            on_amended=lambda *_: None,
-            stats=Stats(),
             worker_memory_limit=worker_memory_limit,
             users_sampler=False,
             roots=Roots(proc=nowhere, cgroup=nowhere) if roots is None else roots,

@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from holdfast.autopsy.incident import Incident, describe_end
 from holdfast.engine import events as ev
 from holdfast.engine.continuation import AGAIN, TO_DO, TRUST, Recovery, ResumptionResult
 from holdfast.engine.driver import Driver
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.engine.transform_detection import in_transform
 from holdfast.introspection.attributes import weakly
 from holdfast.loader_identity import LoaderIdentity
@@ -41,8 +42,6 @@ from holdfast.samples.substitute import position_of
 __all__ = ["Deaths", "WhyReplaced", "accusation", "remedies", "tell_resumed"]
 
 log = logging.getLogger("holdfast")
-
-_UNNAMED = LoaderIdentity()
 
 IDLE = "not replaced, because it had nothing left to do"
 REMEMBERED = 100  # incidents that a pool keeps for its error messages
@@ -144,23 +143,17 @@ class Deaths:
         self,
         driver: Driver,
         dataset: Any,
-        on_incident: Callable[[Incident], None],
-        on_amended: Callable[[Incident, Incident, str], None] = lambda old, new, text: None,
-        *,
+        records: LoaderRecords,
         recovery: Recovery = "auto",
-        origin: LoaderIdentity = _UNNAMED,
-        explained: set[Hashable] | None = None,
     ) -> None:
-        """`on_amended` is called when more is known of an incident: with what it was, what it is,
-        and that in words. `explained`: the kinds of death that the loader has explained so far; it
-        is added to here. `recovery`: how streams are to be continued."""
+        """`recovery`: how streams are to be continued."""
         self.recovery = recovery
-        self.origin = origin
+        self.origin = records.origin
         self._driver = driver
         self._dataset = weakly(dataset)  # which may refer to the loader
-        self._on_incident = on_incident
-        self._on_amended = on_amended
-        self._explained = set() if explained is None else explained
+        self._on_incident = records.on_incident
+        self._on_amended = records.on_amended
+        self._explained = records.explained
         self._published: deque[tuple[ev.Exit | None, Incident]] = deque(maxlen=REMEMBERED)
         # Deaths whose stream is being taken up, until the result is known.
         self._waiting: dict[int, deque[tuple[ev.Exit, Incident]]] = {}
@@ -314,10 +307,6 @@ class Deaths:
             self._on_incident(incident)
         self._published.append((None, incident))
         self._tell(f"{self.origin.prefix}{incident.who()}", taken.finding)
-
-    def tell_resumed(self, findings: Resumed, seconds: float) -> None:
-        """The streams of an earlier run have been taken up."""
-        tell_resumed(findings, seconds, self.origin)
 
     def _tell(self, who: str, finding: ResumptionResult) -> None:
         if finding.exact is not False:

@@ -14,20 +14,19 @@ import pickle
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch.utils.data import IterableDataset
 
-from holdfast.autopsy.incident import Incident
-from holdfast.autopsy.logbook import Logbook
 from holdfast.engine import events as ev
 from holdfast.engine import signals
 from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.driver import Batch
-from holdfast.engine.epoch import NO_BATCH, EpochCounter, Failed, Reported, StartRefused
+from holdfast.engine.epoch import NO_BATCH, Failed, Reported, StartRefused
 from holdfast.engine.handle import WorkerHandle
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.engine.machine import BeforeSizesAreKnown, Machine
 from holdfast.engine.messages import cannot_start, gave_up, poisoned
 from holdfast.engine.pinning import PinnedBatch, Pinner
@@ -42,12 +41,9 @@ from holdfast.engine.sampler_draws import (
 )
 from holdfast.engine.samplers import leaves_no_trace, runs_no_user_code
 from holdfast.engine.serial import open_account
-from holdfast.engine.stats import Stats
 from holdfast.engine.worker_methods import new_pinner, worker_method
 from holdfast.errors import TooManyBadSamples
 from holdfast.limits.budget import Budget, Share
-from holdfast.limits.growth import GrowthWarnings
-from holdfast.loader_identity import LoaderIdentity
 from holdfast.options import Settings
 from holdfast.private_names import (
     BaseDataLoaderIter,
@@ -58,7 +54,7 @@ from holdfast.private_names import (
     shard,
 )
 from holdfast.samples.bad_sample import BadSample, name_of
-from holdfast.samples.ledger import Account, Ledger
+from holdfast.samples.ledger import Account
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker.exceptions import rebuild
 from holdfast.worker.interface import Blueprint
@@ -83,19 +79,11 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         self,
         loader: Any,
         options: Settings,
-        stats: Stats,
-        on_incident: Callable[[Incident], None],
-        on_amended: Callable[[Incident, Incident, str], None],
-        ledger: Ledger,
-        logbook: Logbook | None,
+        records: LoaderRecords,
         budget: Budget,
-        growth_warnings: GrowthWarnings,
-        origin: LoaderIdentity,
-        explained: set[Hashable],
-        epochs: EpochCounter,
         on_pool: Callable[[Pool], None],
-        bookmark: Bookmark | None = None,
-        resumed: Checkpoint | None = None,
+        bookmark: Bookmark,
+        resumed: Checkpoint | None,
     ) -> None:
         """`resumed`: where another run has left this epoch, or ended the one before it."""
         if resumed is not None and resumed.finished and loader.persistent_workers:
@@ -106,16 +94,13 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                 resumed.now.restore(loader, default=False, between_epochs=True)
         else:
             BaseDataLoaderIter.__init__(self, loader)
-        self._epochs = epochs
+        self._records = records
         if resumed is not None and (self._persistent_workers or not resumed.finished):
             self._base_seed = resumed.base_seed
         self._seeds = seeds = self._begin_epoch(loader, options, resumed)
         self._owner = os.getpid()
-        self._stats = stats
-        self._said = growth_warnings
         self._batch_size = loader.batch_size
         self._options = options
-        self._ledger = ledger
         self._account: Account | None = None
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
@@ -125,7 +110,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(shard, init_fn, self._world_size, self._rank)
         iterable = isinstance(self._dataset, IterableDataset)
-        pinner = self._new_pinner(options, origin)
+        pinner = self._new_pinner(options)
         # Held by this alone: what the user has put into it may refer to the loader, and so to this.
         self._blueprint = blueprint = Blueprint(
             dataset=self._dataset,
@@ -149,7 +134,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             not (_prefetch_given(loader) or iterable or self._persistent_workers)
             and loader.in_order
             and options.policy is None
-            and not epochs.told_midway  # from which batch on that holds must not depend on time
+            and not records.epochs.told_midway  # else timing decides which batches see a change
             and leaves_no_trace(self._index_sampler)
         )
         machine = Machine(
@@ -163,7 +148,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             recovery=options.iterable_recovery,
             may_deepen=deep,
             before_sizes_are_known="one-each" if budget.auto else at_first,
-            largest=stats.largest_batch_bytes or None,
+            largest=records.stats.largest_batch_bytes or None,
             limits=method.limits,
         )
         try:
@@ -172,26 +157,19 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                     method,
                     machine,
                     share,
+                    records,
                     dataset=self._dataset,
                     auto_collation=self._auto_collation,
                     seeds=seeds,
                     stall_timeout=options.stall_timeout,
-                    on_incident=on_incident,
-                    on_amended=on_amended,
-                    stats=stats,
-                    logbook=logbook,
                     worker_memory_limit=options.worker_memory_limit,
-                    growth_warnings=growth_warnings,
-                    origin=origin,
-                    explained=explained,
                     users_sampler=not runs_no_user_code(self._index_sampler),
                     may_hurry=deep,
                     base_seed=int(self._base_seed),
                     resumed=_before_first_task(resumed, iterable, self._persistent_workers),
                     bookmark=bookmark,
                 )
-                if bookmark is not None:
-                    bookmark.now = weakref.WeakMethod(self._pool.checkpoint)
+                bookmark.now = weakref.WeakMethod(self._pool.checkpoint)
                 self._pool.user = weakref.ref(self)
                 on_pool(self._pool)  # before the first draw, in which a sampler may tell workers
                 self._finalizer = weakref.finalize(self, self._pool.background.dismiss)
@@ -207,13 +185,13 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             share.close()
             raise
 
-    def _new_pinner(self, options: Settings, origin: LoaderIdentity) -> Pinner | None:
+    def _new_pinner(self, options: Settings) -> Pinner | None:
         """What pins batches, for the device of this thread as with torch; None if none are."""
         if not self._pin_memory:
             return None
         index = torch.accelerator.current_device_index()
         in_place = options.pin_in_place if options.worker_method == "multiprocessing" else None
-        return new_pinner(self._pin_memory_device, index, in_place, origin.prefix)
+        return new_pinner(self._pin_memory_device, index, in_place, self._records.origin.prefix)
 
     @property
     def _workers(self) -> list[WorkerHandle]:  # type: ignore[override]
@@ -243,12 +221,12 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             draw_seed(loader)
         if not first_iter:
             self._seeds = self._begin_epoch(loader, self._options, None)
-        self._stats.epochs += 1
+        self._records.stats.epochs += 1
         self._settled = None
         self._raised = False  # in this epoch, in place of a batch
         self._in_hand = _NOTHING
         continues = resumed is not None and not resumed.finished
-        self._account = account = open_account(self, self._options, self._ledger, resumed)
+        self._account = account = open_account(self, self._options, self._records.ledger, resumed)
         if draws is not None:
             draws.watch(self)
         self._ahead.clear()
@@ -274,8 +252,9 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
     def _begin_epoch(
         self, loader: Any, options: Settings, resumed: Checkpoint | None
     ) -> EpochSeeds:
-        seeds = self._epochs.begin(loader, options, self._shared_seed)
-        self._epoch_number = self._epochs.next - 1
+        epochs = self._records.epochs
+        seeds = epochs.begin(loader, options, self._shared_seed)
+        self._epoch_number = epochs.next - 1
         if resumed is None or resumed.finished:
             return seeds
         return EpochSeeds(resumed.shared_seed, resumed.sample_seed)
@@ -423,9 +402,9 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         least = -(-samples // size)
         if self._drop_last:  # each worker has a rest of its own
             least = samples // size - (self._num_workers - 1)
-        worker = self._pool.machine.continued
+        said, worker = self._records.growth_warnings, self._pool.machine.continued
         if worker is None:
-            self._said.length_holds = self._num_yielded >= least
+            said.length_holds = self._num_yielded >= least
             return None
         if self._num_yielded >= least:
             return None
@@ -433,9 +412,9 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             f"{self._num_yielded} batches came in this epoch where len(loader) promises "
             f"{'at least ' if self._drop_last else ''}{least}"
         )
-        if self._said.length_holds:
+        if said.length_holds:
             return ev.GaveUp("stream", worker, (), f"another process went on with it, and {came}")
-        if self._said.first("shorter-than-promised"):
+        if said.first("shorter-than-promised"):
             log.warning(
                 "%s%s. The stream of worker %d was continued by another process in it. Whether it "
                 "would have been longer is not known: no epoch without a death has shown that the "

@@ -41,12 +41,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from holdfast.autopsy.incident import Incident
-from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import HERE, Roots
 from holdfast.engine import background, signals
 from holdfast.engine import events as ev
@@ -57,18 +55,16 @@ from holdfast.engine.deaths import Deaths
 from holdfast.engine.drawing import Drawing
 from holdfast.engine.driver import DriverOptions, WorkerMethod, hand_over_backlog
 from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, Taken
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.engine.machine import Machine
 from holdfast.engine.memory_control import MemoryController
 from holdfast.engine.pinning import PinnedBatch, Pinner, PinningThread
 from holdfast.engine.progress_log import ProgressLog
 from holdfast.engine.sampler_draws import SamplerDraws
-from holdfast.engine.stats import Stats
 from holdfast.engine.supervisor import Supervisor
 from holdfast.engine.upkeep import Upkeep
 from holdfast.errors import LoaderClosed
 from holdfast.limits.budget import Share
-from holdfast.limits.growth import GrowthWarnings
-from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.ledger import Account
 from holdfast.worker.sample_seeding import EpochSeeds
@@ -82,7 +78,6 @@ PACED = 32  # batches after which their pace is measured,
 QUICK = 0.005  # which is quick below so many seconds for each
 LARGE = 1 << 20  # bytes of a batch whose memory is worth a message of its own
 SHOWN = 4  # workers in the message of a timeout
-_UNNAMED = LoaderIdentity()
 
 
 class TimedOut(Exception):
@@ -97,19 +92,13 @@ class Pool:
         method: WorkerMethod,
         machine: Machine,
         share: Share,
+        records: LoaderRecords,
         *,
         dataset: Any,
         auto_collation: bool,
         seeds: EpochSeeds,
         stall_timeout: float | None,
-        on_incident: Callable[[Incident], None],
-        on_amended: Callable[[Incident, Incident, str], None],
-        stats: Stats,
-        logbook: Logbook | None = None,
         worker_memory_limit: int | str | None = None,
-        growth_warnings: GrowthWarnings | None = None,
-        origin: LoaderIdentity = _UNNAMED,
-        explained: set[Hashable] | None = None,
         users_sampler: bool = True,
         may_hurry: bool = False,
         base_seed: int = 0,
@@ -117,15 +106,14 @@ class Pool:
         bookmark: Bookmark | None = None,
         roots: Roots = HERE,
     ) -> None:
-        """`origin` says which loader it is for, `explained` which kinds of death that has explained
-        so far. With `users_sampler` drawing an index runs code of the user: it may take any time,
-        and signal handlers run in it. `may_hurry` if the machine may deepen. `resumed`: where the
-        run begins, if another has begun it. `bookmark` is told where it ended. `roots`: where the
-        free memory is read."""
+        """With `users_sampler` drawing an index runs code of the user: it may take any time, and
+        signal handlers run in it. `may_hurry` if the machine may deepen. `resumed`: where the run
+        begins, if another has begun it. `bookmark` is told where it ended. `roots`: where the free
+        memory is read."""
         self.owner = os.getpid()
-        self.origin = origin
+        self.origin = origin = records.origin
         self.machine = machine
-        self.stats = stats
+        self.stats = records.stats
         self.user: Callable[[], object] | None = None  # a weak reference to the iterator
         self.lock = threading.RLock()
         self.broken: BaseException | None = None  # what closed it, if it was not asked for
@@ -135,19 +123,18 @@ class Pool:
         self._paced = 0  # batches, as long as it may hurry,
         self._pace_began = 0.0  # and when the last few of them began
         self._brisk = False  # the last batch came soon
-        self._logbook = logbook
+        self._logbook = logbook = records.logbook
         self.progress: ProgressLog | None = None  # told to the logbook, if there is one
         self._share = share
         self._pinning: PinningThread | None = None
         self._has_copied = False  # memory of large batches may go back to the workers
-        growth_warnings = GrowthWarnings() if growth_warnings is None else growth_warnings
         memory = MemoryController(
             share,
             worker_memory_limit,
             machine.workers,
             roots,
             logbook=logbook,
-            growth_warnings=growth_warnings,
+            growth_warnings=records.growth_warnings,
             origin=origin,
             start_method=method.name,
             largest_batch=machine.largest,
@@ -167,27 +154,17 @@ class Pool:
                 restored=() if resumed is None else resumed.workers,
             )
         )
-        self.deaths = Deaths(
-            self.driver,
-            dataset,
-            on_incident,
-            on_amended,
-            recovery=machine.recovery,
-            origin=origin,
-            explained=explained,
-        )
+        self.deaths = Deaths(self.driver, dataset, records, machine.recovery)
         if logbook is not None:
             name = partial(name_of, dataset)
             self.progress = ProgressLog(logbook, machine, self.driver, share.budget, name)
         upkeep = Upkeep(
             machine,
             self.driver,
+            records,
             deaths=self.deaths,
             memory=memory,
             stall_timeout=stall_timeout,
-            stats=stats,
-            growth_warnings=growth_warnings,
-            logbook=logbook,
             progress=self.progress,
             resumes=resumed is not None and machine.iterable,
         )

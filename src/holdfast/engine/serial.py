@@ -18,6 +18,7 @@ from holdfast.autopsy.logbook import Logbook
 from holdfast.engine.checkpoint import Bookmark, Checkpoint, WorkerCheckpoint
 from holdfast.engine.epoch import EpochCounter
 from holdfast.engine.events import SeatPosition
+from holdfast.engine.loader_records import Stats
 from holdfast.engine.progress_log import SerialProgressLog
 from holdfast.engine.sampler_draws import (
     SamplerDraws,
@@ -26,7 +27,6 @@ from holdfast.engine.sampler_draws import (
     default_generators_kept,
 )
 from holdfast.engine.serial_stream import SerialStream
-from holdfast.engine.stats import Stats
 from holdfast.errors import StreamLost, TooManyBadSamples, WorkerError
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.options import Settings

@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.engine import events as ev
 from holdfast.engine.continuation import ResumptionResult
-from holdfast.engine.deaths import Deaths, WhyReplaced
+from holdfast.engine.deaths import Deaths, WhyReplaced, tell_resumed
 from holdfast.engine.driver import Driver
 from holdfast.engine.growth_monitor import LeakSearch
+from holdfast.engine.loader_records import LoaderRecords
 from holdfast.engine.machine import Machine
 from holdfast.engine.memory_control import MemoryController
 from holdfast.engine.progress_log import ProgressLog
 from holdfast.engine.stall import StallDetector
-from holdfast.engine.stats import Stats
-from holdfast.limits.growth import GrowthWarnings
 
 __all__ = ["Upkeep"]
 
@@ -42,15 +40,13 @@ class Upkeep:
         self,
         machine: Machine,
         driver: Driver,
+        records: LoaderRecords,
         *,
         deaths: Deaths,
         memory: MemoryController,
         stall_timeout: float | None,
-        stats: Stats,
-        growth_warnings: GrowthWarnings,
-        logbook: Logbook | None,
-        progress: ProgressLog | None = None,
-        resumes: bool = False,
+        progress: ProgressLog | None,
+        resumes: bool,
     ) -> None:
         """`resumes`: the first workers continue the streams of an earlier run."""
         self._machine = machine
@@ -59,9 +55,10 @@ class Upkeep:
         self.memory = memory
         """A driver tells it the sizes of workers, and what a search for a leak has found."""
         self.stalls = StallDetector(machine.workers, stall_timeout, driver.clock())
-        self._stats = stats
-        self._growth_warnings = growth_warnings
-        self._logbook = logbook
+        self._origin = records.origin
+        self._stats = records.stats
+        self._growth_warnings = records.growth_warnings
+        self._logbook = records.logbook
         self._progress = progress
         self._replaced: dict[int, WhyReplaced] = {}  # why there is another worker in this seat
         self._grown: dict[int, int] = {}  # sizes of workers that said they are too large
@@ -198,7 +195,7 @@ class Upkeep:
     def remark(self, worker: int, about: str, text: str) -> None:
         """Log what the user should know: once for all workers and epochs."""
         if self._growth_warnings.first(about):
-            log.warning("%sworker %d: %s", self._deaths.origin.prefix, worker, text)
+            log.warning("%sworker %d: %s", self._origin.prefix, worker, text)
             if self._logbook is not None:
                 self._logbook.event(about, text, worker=worker)
 
@@ -208,7 +205,8 @@ class Upkeep:
             self._resuming.discard(worker)
             self._resumed.append((worker, finding))
             if not self._resuming:
-                self._deaths.tell_resumed(self._resumed, self._driver.clock() - self._began)
+                seconds = self._driver.clock() - self._began
+                tell_resumed(self._resumed, seconds, self._origin)
             return
         pid = self._driver.handle(worker).pid
         self._deaths.taken_up(worker, pid, finding, self._replaced.get(worker, "died"))
