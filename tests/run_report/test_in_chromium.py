@@ -17,7 +17,7 @@ from holdfast.run_report import page as pages
 from holdfast.run_report.live_page import LivePage
 from holdfast.run_report.story import tell
 from holdfast.tuning import advice
-from holdfast.tuning.advice import Request
+from holdfast.tuning.search import Request
 from tests.run_report import browser
 from tests.support import logbooks
 from tests.tuning.machine import Machine, searched

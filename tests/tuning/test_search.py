@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.tuning.advice import Advice, Request, advise, limit_of, plain
+from holdfast.tuning.advice import Advice, advise, plain
+from holdfast.tuning.limit import limit_of
 from holdfast.tuning.measurement import Setting, Slice, Trial, Trouble, estimate
-from holdfast.tuning.search import Conditions, Search
+from holdfast.tuning.search import Conditions, Request, Search
 from tests.tuning.machine import MIB, Machine, searched
 
 

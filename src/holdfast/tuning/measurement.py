@@ -104,7 +104,6 @@ class Trial:
     bad_samples: int = 0
     bad_sample: str = ""  # one of them
     trouble: Trouble | None = None
-    ranks: int = 1  # loaders that were tried at the same time
 
 
 @dataclass(frozen=True)

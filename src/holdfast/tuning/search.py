@@ -10,13 +10,13 @@ what else the machine does meanwhile is the same for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.tuning.measurement import NEARLY, Estimate, Setting, Trial, estimate
 
-__all__ = ["Conditions", "Search"]
+__all__ = ["Conditions", "Request", "Search"]
 
 LINEAR: Final = 1.15  # times the rate of one worker that each of many may have
 WORTH_IT: Final = NEARLY  # times the rate that more workers have to bring
@@ -45,6 +45,20 @@ class Conditions:
     seconds: float = 60.0
     starts: tuple[str, ...] = ("fork",)  # that can be used; the first for most trials
     now: Setting | None = None  # what the loader has, if one was given
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, as far as a recommendation needs it."""
+
+    batch_size: int | None = 32
+    ranks: int = 1
+    default_start: str = "fork"
+    unpicklable: str = ""  # the part of the dataset that cannot be pickled
+    budget_is_ours: bool = False  # "auto" would not know about the memory or the ranks given
+    is_loader: bool = False  # a loader was named, and not its dataset
+    untried: str = ""  # the worker method of that loader, if it is none that is tried
+    given: Mapping[str, str] = field(default_factory=dict)  # more arguments of the code line
 
 
 @dataclass
@@ -202,6 +216,24 @@ class Search:
         if quickest.rate < PREFETCH_WORTH_IT * best.rate or not _clear(best, quickest):
             return best
         return quickest
+
+    # -- how sure that is ------------------------------------------------------------------
+
+    def busiest(self) -> float:
+        """The largest part of the time in which workers had no processor because of other programs.
+        More workers than processors wait for each other."""
+        main = self.known(Setting.main())
+        found = [*self.curve("processes").values(), *([] if main is None else [main])]
+        few = [one for one in found if one.setting.workers <= max(1, self.conditions.cores)]
+        return max((one.crowded for one in few), default=0.0)
+
+    def is_unfinished(self, best: Estimate) -> bool:
+        """Whether there was no time for more workers, which may be quicker."""
+        workers, found = best.setting.workers, self.curve(best.setting.kind)
+        if not workers or workers != max(found) or not self.rises(found):
+            return False
+        more = replace(best.setting, workers=workers + 1)
+        return more.workers <= self.conditions.most and self.fits(more) and not self.failed(more)
 
     # -- what is next ----------------------------------------------------------------------
 

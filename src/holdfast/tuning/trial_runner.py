@@ -206,7 +206,7 @@ class _Running:
         return total
 
     def _failed(self, trouble: Trouble) -> Trial:
-        return Trial(self._setting, trouble=trouble, ranks=self._job.ranks)
+        return Trial(self._setting, trouble=trouble)
 
     def _trial(self, seen: _Seen) -> Trial:
         results = [one.result for one in self._ranks if one.result is not None]
@@ -225,7 +225,6 @@ class _Running:
             lock=statistics.median(one["lock"] for one in results),
             bad_samples=sum(one["bad_samples"] for one in results),
             bad_sample=next((one["bad_sample"] for one in results if one["bad_sample"]), ""),
-            ranks=self._job.ranks,
         )
 
     def _tell(self, rank: _Rank) -> None:

@@ -23,9 +23,9 @@ from holdfast.limits import gauge
 from holdfast.limits.shares import shares
 from holdfast.scan import dataset_source
 from holdfast.tuning import advice, trial_runner
-from holdfast.tuning.advice import Request, advise
+from holdfast.tuning.advice import advise
 from holdfast.tuning.measurement import Setting, Trial
-from holdfast.tuning.search import Conditions, Search
+from holdfast.tuning.search import Conditions, Request, Search
 from holdfast.tuning.trial_process import Job
 from holdfast.verbs import terminal
 from holdfast.views import tuning_view

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.autopsy.machine_facts import in_words
-from holdfast.tuning.advice import Advice, Request
+from holdfast.tuning.advice import Advice
 from holdfast.tuning.measurement import Estimate, Setting
-from holdfast.tuning.search import Search
+from holdfast.tuning.search import Request, Search
 
 __all__ = ["conditions_in_words", "rate_in_words", "show", "show_curve"]
 
