@@ -114,7 +114,7 @@ def processes() -> Drawing:
             "Wakes for these only, and never raises into your code.")  # fmt: skip
     one.box(40, 264, 190, 74, "inner", "pinning thread",
             "only with pin_memory=True", "and an accelerator")  # fmt: skip
-    one.box(240, 264, 190, 74, "inner", "clerk, for a moment",
+    one.box(240, 264, 190, 74, "inner", "reporting thread",
             "after a death: reads evidence,", "writes to the logbook")  # fmt: skip
     one.box(560, 20, 380, 110, "nursery", "nursery process, one for each pool",
             "forked once, before the trainer has threads or CUDA to spoil it.",
@@ -235,7 +235,7 @@ def death() -> Drawing:
     )
     step(8, 490, 216, 430, "inner", "next() returns the batch",
          "in its place; batches of other workers were never in danger")  # fmt: skip
-    step(9, 490, 304, 430, "inner", "clerk: evidence, without the lock",
+    step(9, 490, 304, 430, "inner", "reporting thread: evidence, without the lock",
          "kernel's log, counters of control groups, /dev/shm, stack, stderr")  # fmt: skip
     step(10, 490, 372, 430, "inner", "verdict: pure; a cause, how certain, and why",
          "never “out of memory” without a counter that moved")  # fmt: skip

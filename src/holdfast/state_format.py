@@ -141,7 +141,7 @@ def _opened(state: bytes | None) -> Any:
 
 
 def _dataset_state(state: bytes | None) -> dict[str, Any]:
-    """Where those who know torchdata's states look for it."""
+    """Where users of torchdata's loader look for it in a state."""
     if state is None:
         return {}
     made = _opened(state)

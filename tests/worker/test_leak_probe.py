@@ -110,7 +110,7 @@ def test_it_makes_what_workers_were_asked_for_again_and_again(policy: Policy | N
     """With a policy for bad samples, orders come with hints."""
 
     def task(number: int, index: list[int]) -> tuple[str, int, Any]:
-        return ("task", number, index) if policy is None else ("briefed", number, (index, NOTHING))
+        return ("task", number, index) if policy is None else ("hinted", number, (index, NOTHING))
 
     several: list[Any] = [("resume", 0, 5), task(9, [4]), task(10, [5])]
     orders = (

@@ -5,11 +5,11 @@ handled at once. It also closes the pool. Closing takes time, which finalizers a
 must not, and a Ctrl-C inside a finalizer is lost; no signal handler runs in this thread. So all
 other code only asks for the close (`dismiss`), and may wait for it.
 
-What may take long is done by another thread, the *clerk*, which lives as long as that takes: to
-examine a death, to write to the logbook, to call log handlers and `sample_name` of the user. If it
-never ends, the background thread goes on without it. While the consumer waits in `next()` it holds
-the lock, and the background thread cannot work; so the consumer starts the clerk itself after a
-death.
+What may take long is done by a third thread, the *reporting thread*: it examines deaths, writes to
+the logbook, and calls log handlers and `sample_name` of the user. It is started when there is such
+work and ends with it. If it never ends, the background thread goes on without it. A consumer that
+waits in `next()` holds the lock, so the background thread cannot work; after a death the consumer
+therefore starts the reporting thread itself.
 
 All pools are closed when the interpreter exits. A child forked from this process inherits pools
 that are not its own, and no thread. It must not close or use them; everything here has no effect
@@ -56,7 +56,7 @@ __all__ = [
     "pools_of_ancestors",
 ]
 
-# Closing takes two seconds at most, and to wake and return from a wait takes its time, too.
+# Closing takes two seconds at most, of which some is needed to wake up and to return.
 CLOSE_WITHIN = 1.95  # seconds to wait for any number of pools; of these ...
 END_WITHIN = 1.65  # ... workers and nursery may take to end by themselves, ...
 KILL_WITHIN = 0.2  # ... a nursery that has not may take to die, and the rest is for letting go
@@ -107,7 +107,7 @@ def _in_child(
     leaving: set[BackgroundThread] = _leaving,
     ancestors: list[BackgroundThread] = _of_ancestors,
 ) -> None:
-    ancestors.extend((*opened.values(), *leaving))  # beside those that were not our parent's
+    ancestors.extend((*opened.values(), *leaving))  # after those that the parent inherited
     opened.clear()
     leaving.clear()
 
@@ -117,8 +117,8 @@ at_fork.in_child(_in_child)
 
 log = logging.getLogger("holdfast")
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # background threads and clerks
-SLOW_WORK_WITHIN = 1.0  # seconds to wait for the clerk
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # background and reporting threads
+SLOW_WORK_WITHIN = 1.0  # seconds to wait for the reporting thread
 
 
 def exempt(thread: threading.Thread) -> None:
@@ -148,8 +148,8 @@ class BackgroundThread:
         self._pool: Pool | None = pool  # until it is closed: the pool refers to us
         self._wake = wake
         self._done = Latch()
-        self._clerk: threading.Thread | None = None
-        self._waited_for: threading.Thread | None = None  # the clerk that we have waited for
+        self._reporting: threading.Thread | None = None
+        self._waited_for: threading.Thread | None = None  # the reporting thread that was waited for
         self._thread = threading.Thread(target=self._run, name="holdfast-watch", daemon=True)
 
     def start(self) -> None:
@@ -186,7 +186,7 @@ class BackgroundThread:
         pool = self._pool
         if pool is not None:
             with contextlib.suppress(RuntimeError):  # no thread: this one will do it
-                self._hire(pool)
+                self._start_reporting(pool)
 
     def wait_closed(self, deadline: float) -> None:
         """Wait until it is closed, unless that depends on the calling thread."""
@@ -242,37 +242,39 @@ class BackgroundThread:
             self._pool = None
 
     def _do_slow_work(self, pool: Pool, patience: float) -> bool:
-        """Have it done by a clerk, and wait a moment for each clerk; whether one has ended
-        meanwhile."""
+        """Have it done by a reporting thread, and wait for that a moment, once. Returns whether it
+        has ended meanwhile."""
         try:
-            clerk = self._hire(pool)
+            reporting = self._start_reporting(pool)
         except RuntimeError:  # there is no room for another thread, or it is too late for one
             pool.do_slow_work()
             return True
-        if clerk is None or clerk is self._waited_for:
+        if reporting is None or reporting is self._waited_for:
             return False
-        self._waited_for = clerk
-        clerk.join(max(0.0, patience))
-        return not clerk.is_alive()
+        self._waited_for = reporting
+        reporting.join(max(0.0, patience))
+        return not reporting.is_alive()
 
-    def _hire(self, pool: Pool) -> threading.Thread | None:
-        """The clerk that is at work, or a new one; None if there is nothing to do. RuntimeError if
-        there can be no thread. If two threads hire one each, the second clerk finds nothing to do
-        when the first is done."""
-        clerk = self._clerk
-        if clerk is not None and clerk.is_alive():
-            return clerk
+    def _start_reporting(self, pool: Pool) -> threading.Thread | None:
+        """The reporting thread that is running, or a new one; None if there is nothing to do.
+        RuntimeError if there can be no thread. If two threads start one each, the second finds
+        nothing to do when the first is done."""
+        reporting = self._reporting
+        if reporting is not None and reporting.is_alive():
+            return reporting
         if not pool.has_slow_work():
             return None
-        clerk = threading.Thread(target=_work, args=(pool,), name="holdfast-clerk", daemon=True)
-        clerk.start()
-        self._clerk = clerk
-        return clerk
+        reporting = threading.Thread(
+            target=_work, args=(pool,), name="holdfast-report", daemon=True
+        )
+        reporting.start()
+        self._reporting = reporting
+        return reporting
 
 
 def _work(pool: Pool) -> None:
-    """What the clerk does."""
+    """What the reporting thread does."""
     _threads.add(threading.current_thread())
     pool.do_slow_work()
-    if pool.has_slow_work():  # more has happened while a clerk was at work
+    if pool.has_slow_work():  # more has happened while it was at work
         pool.do_slow_work()

@@ -78,7 +78,7 @@ class Checkpointing:
     def _take(self) -> Checkpoint:
         machine, epoch = self._supervisor.machine, self._supervisor.epoch
         unfinished, draws = epoch.unfinished, epoch.draws
-        seats = [machine.place(seat, unfinished) for seat in machine.seats]
+        seats = [machine.delivered_position(seat, unfinished) for seat in machine.seats]
         first_missing, drawn = self.first_missing(), machine.next_number
         had_later: tuple[int, ...] = ()
         if draws is not None and not machine.in_order:

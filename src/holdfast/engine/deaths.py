@@ -170,7 +170,7 @@ class Deaths:
         self.examine_pending()
         return [incident for _, incident in list(self._published)]  # which others append to
 
-    def of(self, deaths: Sequence[ev.Exit]) -> list[Incident]:
+    def incidents_of(self, deaths: Sequence[ev.Exit]) -> list[Incident]:
         """The incidents of these deaths, as far as they are kept."""
         self.examine_pending()
         wanted = {id(death) for death in deaths}

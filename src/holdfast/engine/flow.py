@@ -161,7 +161,7 @@ class Flow(abc.ABC):
         """How many tasks of a worker were drawn and not delivered."""
         return self._load[worker]
 
-    def place(self, seat: Seat, unfinished: Task | None) -> tuple[SeatPosition, int]:
+    def delivered_position(self, seat: Seat, unfinished: Task | None) -> tuple[SeatPosition, int]:
         """Where the worker of a seat was after its last batch that the consumer has had, and how
         many answers ago that was. `unfinished` is delivered, and the consumer has not had it."""
         waiting = [

@@ -104,7 +104,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         self._account: Account | None = None
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
-        self._settled: Any = None  # what the books have seen of it
+        self._recorded: Any = None  # the last delivery whose bad samples were recorded
         self._in_hand: Any = _NOTHING  # a batch that could not be returned: a signal handler raised
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -222,7 +222,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         if not first_iter:
             self._seeds = self._begin_epoch(loader, self._options, None)
         self._records.stats.epochs += 1
-        self._settled = None
+        self._recorded = None
         self._raised = False  # in this epoch, in place of a batch
         self._in_hand = _NOTHING
         continues = resumed is not None and not resumed.finished
@@ -327,7 +327,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                         draw = self._draw if self._ahead or self._due else self._next_index
                         taken = pool.next(draw, self._timeout)
                     if self._account is not None:
-                        self._keep_books(self._account, taken)
+                        self._record_bad_samples(self._account, taken)
                     if not isinstance(taken, ev.Delivery):
                         pool.supervisor.epoch.taken = None
                         break
@@ -423,14 +423,14 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             )  # fmt: skip
         return None
 
-    def _keep_books(self, account: Account, taken: Any) -> None:
-        """Write down the bad samples of a batch, or close the books of the epoch; once.
+    def _record_bad_samples(self, account: Account, taken: Any) -> None:
+        """Record the bad samples of a batch, or end the account of the epoch; once.
 
-        Signal handlers wait while they are counted, and not for a disk.
+        Signal handlers are deferred while samples are counted, not while a file is written.
         """
-        if taken is not self._settled:
+        if taken is not self._recorded:
             with signals.deferred(even_ctrl_c=False):
-                self._settled = taken
+                self._recorded = taken
                 self._count(account, taken)
         account.judge()
         if taken is ev.END:

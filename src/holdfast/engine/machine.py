@@ -47,7 +47,7 @@ epoch and for replicas that end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from holdfast.engine import events as ev
 from holdfast.engine import restarts as r
@@ -60,6 +60,7 @@ __all__ = ["RAISES", "BeforeSizesAreKnown", "Machine"]
 
 RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
 _LIMITS: Final = ev.Limits()
+_Beginning = TypeVar("_Beginning", bound=ev.Beginning)
 
 
 class Machine(Flow):
@@ -195,8 +196,7 @@ class Machine(Flow):
         starts: list[ev.Action] = []
         for seat in self.seats:
             if self._needed(seat):
-                place = seat.answered, seat.epochs_done, seat.batches_done, seat.exhausted
-                starts.append(ev.Start(seat.id, 0, *place))
+                starts.append(self._beginning(ev.Start, seat))
             else:
                 self._become(seat, SeatState.EMPTY)
         return [*starts, ev.Draw(draws)]
@@ -303,9 +303,7 @@ class Machine(Flow):
         if not self.recycles:
             return (ev.Stay(seat.id, seat.generation, for_good=True),)
         seat.rehearsed = True
-        place = seat.answered, seat.epochs_done, seat.batches_done, seat.exhausted
-        told = tuple(seat.told), seat.settled, seat.settled_earlier
-        return (ev.Rehearse(seat.id, seat.generation, *place, self._unfit, *told),)
+        return (self._beginning(ev.Rehearse, seat),)
 
     def _rehearsed(self, event: ev.Rehearsed) -> Sequence[ev.Action]:
         seat = self.seats[event.worker]
@@ -444,18 +442,24 @@ class Machine(Flow):
         if self.iterable and not seat.exhausted:
             self.continued = seat.id
         self._become(seat, SeatState.STARTING)
-        place = seat.answered, seat.epochs_done, seat.batches_done, seat.exhausted
-        start = ev.Start(
+        start = self._beginning(ev.Start, seat, accused=bool(seat.suspect_exits))
+        return [start, *(ev.Dispatch(seat.id, item) for item in seat.items)]
+
+    def _beginning(self, kind: type[_Beginning], seat: Seat, **more: Any) -> _Beginning:
+        """This action, with where the next process in this seat begins."""
+        return kind(
             seat.id,
             seat.generation,
-            *place,
+            seat.answered,
+            seat.epochs_done,
+            seat.batches_done,
+            seat.exhausted,
             self._unfit,
-            bool(seat.suspect_exits),
             tuple(seat.told),
             seat.settled,
             seat.settled_earlier,
+            **more,
         )
-        return [start, *(ev.Dispatch(seat.id, item) for item in seat.items)]
 
 
 def _restart_of(seat: Seat, actions: Sequence[ev.Action], exit: ev.Exit) -> ev.Restart:

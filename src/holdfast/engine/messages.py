@@ -62,7 +62,7 @@ def gave_up(
     if failure.reason == "stream":
         return _not_continued(failure, mine, deaths)
     count = len(failure.deaths)
-    counted = deaths.of(failure.deaths)  # without those that a bad sample has caused
+    counted = deaths.incidents_of(failure.deaths)  # without those that a bad sample has caused
     prefix = deaths.origin.prefix
     return RestartLimitExceeded(
         f"DataLoader worker ({_pids(counted)}) exited unexpectedly: {prefix}{count} deaths within "

@@ -38,7 +38,7 @@ from holdfast.worker.tolerant import DROPPED
 
 __all__ = ["Answers", "NothingKept", "Order", "WorkerRecord", "judged", "setup_for"]
 
-Order = tuple[Literal["task", "briefed", "trial", "tell", "resume"], int, Any]
+Order = tuple[Literal["task", "hinted", "test", "tell", "resume"], int, Any]
 """What a worker is to do, as `worker.items.Worker.carry_out` takes it."""
 
 
@@ -81,10 +81,10 @@ class WorkerRecord:
             index = copied(item.index)
             if hint is None:
                 return "task", item.number, index
-            return "briefed", item.number, (index, hint)
+            return "hinted", item.number, (index, hint)
         if isinstance(item, ev.IsolationTest):
             task = item.task
-            return "trial", task.number, (copied(task.index), hint, item.sample, item.pause)
+            return "test", task.number, (copied(task.index), hint, item.sample, item.pause)
         if isinstance(item, ev.Notice):
             return "tell", 0, item.change
         self.resumptions.append(item)
@@ -92,7 +92,7 @@ class WorkerRecord:
 
 
 def setup_for(
-    order: ev.Start | ev.Rehearse,
+    order: ev.Beginning,
     options: DriverOptions,
     progress: StreamProgress,
     random_state: bytes | None,

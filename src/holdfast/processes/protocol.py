@@ -102,9 +102,9 @@ class Equipment:
 
 Order = Literal[
     "task",
-    "briefed",
+    "hinted",
     "several",
-    "trial",
+    "test",
     "resume",
     "tell",
     "released",

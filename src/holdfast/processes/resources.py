@@ -162,7 +162,7 @@ class ProcessResources:
         self.nursery.close()
         return self.nursery.status
 
-    def _nursery_loop(self, blueprint: Blueprint, nurse: NurseryLoop) -> None:
+    def _nursery_loop(self, blueprint: Blueprint, loop: NurseryLoop) -> None:
         """In the forked nursery."""
         self.disown()
         for other in background.pools_of_ancestors():
@@ -174,7 +174,7 @@ class ProcessResources:
             equipment = Equipment(given.channel, given.arena, boxes, parent, line, given.dump)
             run(pickle.loads(given.setup), equipment, lambda: blueprint)
 
-        nurse.serve(deliver, warm_up)
+        loop.serve(deliver, warm_up)
 
     # -- one worker's ---------------------------------------------------------------------
 

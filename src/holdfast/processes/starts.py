@@ -118,7 +118,7 @@ class Starts:
 
     def _setup(
         self,
-        order: ev.Start | ev.Rehearse,
+        order: ev.Beginning,
         random_state: bytes | None,
         random_before: bytes | None,
     ) -> Setup | CannotResume:

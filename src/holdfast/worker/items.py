@@ -138,9 +138,9 @@ class Worker:
         """Carry out one order, which `processes.protocol.Order` describes."""
         if kind == "task":
             self._make_batch(number, content)
-        elif kind == "briefed":
+        elif kind == "hinted":
             self._make_batch(number, *content)
-        elif kind == "trial":
+        elif kind == "test":
             self._test_alone(number, *content)
         elif kind == "resume":
             self._begin_epoch(content)

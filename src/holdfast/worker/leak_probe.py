@@ -79,8 +79,8 @@ def _asked(replica: Replica, orders: Sequence[bytes]) -> list[tuple[Any, ...]]:
     for message in orders:
         kind, number, content, _ = pickle.loads(message)
         for one, _, index in content if kind == "several" else [(kind, number, content)]:
-            if one in ("task", "briefed"):
-                found.append(index if one == "briefed" else (index,))
+            if one in ("task", "hinted"):
+                found.append(index if one == "hinted" else (index,))
     return found
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "Action",
     "Ask",
     "BanSample",
+    "Beginning",
     "Deliver",
     "Dispatch",
     "Draw",
@@ -117,32 +118,29 @@ class WorkerAction(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Start(WorkerAction):
-    """Start a worker. The fields say where it begins."""
+class Beginning(WorkerAction):
+    """Where a process in this seat begins."""
 
     answered: int  # items that this seat has answered in all
     epochs_done: int  # earlier epochs in which its replica made at least one batch
     batches_done: int  # batches that the replica has made in its epoch
     exhausted: bool  # its replica had ended
     unfit: frozenset[str] = frozenset()  # ways to continue a stream that have failed
-    accused: bool = False  # it will load a sample that may have killed its predecessor
     told: tuple[PastNotice, ...] = ()  # what this seat was told, to be told again in this order
     settled: int = 0  # after so many of these a batch was answered,
     settled_earlier: int = 0  # and after so many before this epoch
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearse(WorkerAction):
-    """Have a separate process try to continue this worker's stream from where it is now."""
+class Start(Beginning):
+    """Start a worker."""
 
-    answered: int
-    epochs_done: int
-    batches_done: int
-    exhausted: bool
-    unfit: frozenset[str]
-    told: tuple[PastNotice, ...] = ()
-    settled: int = 0
-    settled_earlier: int = 0
+    accused: bool = False  # it will load a sample that may have killed its predecessor
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearse(Beginning):
+    """Have a separate process try to continue this worker's stream from where it is now."""
 
 
 @dataclass(frozen=True, slots=True)
