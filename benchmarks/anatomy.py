@@ -26,8 +26,9 @@ from benchmarks.workloads import WORKLOADS, Workload
 from holdfast.autopsy.blackbox import BlackBoxes, Recorder
 from holdfast.processes.channel import Channel, pair
 from holdfast.processes.protocol import order
-from holdfast.transport import arena as arenas
 from holdfast.transport import codec, collate
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import create
 from holdfast.transport.window import Window
 from holdfast.worker.fetch import MapFetcher
 from holdfast.worker.randomness import Randomness
@@ -64,8 +65,8 @@ class Watch:
 
 def dissect(workload: Workload, rounds: int) -> Watch:
     watch = Watch()
-    fd = arenas.create("anatomy")
-    arena, window = arenas.Arena(fd), Window(fd)
+    fd = create("anatomy")
+    arena, window = Arena(fd), Window(fd)
     collate.install(arena)
     boxes = BlackBoxes(1)
     recorder = Recorder(boxes.fd, 1, 0)

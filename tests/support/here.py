@@ -15,7 +15,8 @@ from holdfast.processes.channel import Channel, pair
 from holdfast.processes.protocol import Setup
 from holdfast.processes.worker_main import _WorkerProcess
 from holdfast.samples.policy import Policy
-from holdfast.transport.arena import Arena, create
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import create
 from holdfast.worker.housekeeping import Housekeeper
 from holdfast.worker.items import Worker
 from holdfast.worker.sample_seeding import NO_SEEDS

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from holdfast.transport import codec
-from holdfast.transport.arena import Arena, create
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import create
 from holdfast.transport.window import Window
 
 MIB = 1 << 20

@@ -19,8 +19,8 @@ import torch
 from holdfast import kernel
 from holdfast.kernel import files
 from holdfast.transport import arena as arenas
-from holdfast.transport.arena import Arena, create
-from holdfast.transport.mapping import LARGEST, default_capacity
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import LARGEST, create, default_capacity
 from holdfast.transport.window import Kept, Window
 from tests.support import warm
 

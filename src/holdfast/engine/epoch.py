@@ -10,8 +10,8 @@ import torch
 from holdfast.engine import events as ev
 from holdfast.engine.sampler_draws import SamplerDraws, epoch_of
 from holdfast.options import Settings
+from holdfast.samples.account import Account
 from holdfast.samples.bad_sample import BadSample
-from holdfast.samples.ledger import Account
 from holdfast.worker.exceptions import Failure
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 from holdfast.worker.tolerant import DROPPED

@@ -25,9 +25,10 @@ from holdfast.engine import signals
 from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.driver import Batch
 from holdfast.engine.epoch import NO_BATCH, Failed, Reported, StartRefused
+from holdfast.engine.flow import BeforeSizesAreKnown
 from holdfast.engine.handle import WorkerHandle
 from holdfast.engine.loader_records import LoaderRecords
-from holdfast.engine.machine import BeforeSizesAreKnown, Machine
+from holdfast.engine.machine import Machine
 from holdfast.engine.messages import cannot_start, gave_up, poisoned
 from holdfast.engine.pinning import PinnedBatch, Pinner
 from holdfast.engine.pool import Pool, TimedOut
@@ -53,8 +54,8 @@ from holdfast.private_names import (
     profiler_enabled,
     shard,
 )
+from holdfast.samples.account import Account
 from holdfast.samples.bad_sample import BadSample, name_of
-from holdfast.samples.ledger import Account
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker.exceptions import rebuild
 from holdfast.worker.interface import Blueprint

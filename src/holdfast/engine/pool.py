@@ -65,8 +65,8 @@ from holdfast.engine.supervisor import Supervisor
 from holdfast.engine.upkeep import Upkeep
 from holdfast.errors import LoaderClosed
 from holdfast.limits.budget import Share
+from holdfast.samples.account import Account
 from holdfast.samples.bad_sample import name_of
-from holdfast.samples.ledger import Account
 from holdfast.worker.sample_seeding import EpochSeeds
 
 __all__ = ["Pool", "TimedOut"]

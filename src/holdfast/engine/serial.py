@@ -38,7 +38,8 @@ from holdfast.private_names import (
     apply_sharding,
     pin,
 )
-from holdfast.samples.ledger import Account, Ledger
+from holdfast.samples.account import Account
+from holdfast.samples.ledger import Ledger
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker import loaded_state

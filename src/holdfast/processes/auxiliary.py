@@ -31,7 +31,7 @@ from holdfast.processes.channel import Channel, pair
 from holdfast.processes.nursery_reports import Died, ForkFailed, Report
 from holdfast.processes.protocol import FOUND, TAKEN_UP, Setup
 from holdfast.processes.resources import ProcessResources
-from holdfast.transport import arena as arenas
+from holdfast.transport.mapping import create
 from holdfast.worker import leak_probe
 
 __all__ = ["LONGEST", "PAYS", "AuxiliaryProcesses", "AuxiliaryResult", "outcome"]
@@ -91,7 +91,7 @@ class AuxiliaryProcesses:
         channel, theirs = pair()
         try:
             with theirs:
-                arena = arenas.create("holdfast-beside")
+                arena = create("holdfast-beside")
                 try:
                     self._resources.nursery.start(
                         setup.region,

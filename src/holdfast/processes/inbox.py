@@ -12,9 +12,10 @@ from holdfast.engine.worker_records import Answers
 from holdfast.limits.growth import Point
 from holdfast.processes import protocol
 from holdfast.processes.channel import Channel
-from holdfast.processes.protocol import BATCH, CONTENT, HEAD, POINT, SIZES
+from holdfast.processes.protocol import CONTENT, HEAD, POINT, SIZES
 from holdfast.processes.resources import Slot
 from holdfast.transport import codec
+from holdfast.worker.interface import BATCH, ERROR
 
 __all__ = ["Inbox"]
 
@@ -81,7 +82,7 @@ class Inbox:
                 worker,
                 kind,
                 number,
-                pickle.loads(body) if kind == protocol.ERROR else body,
+                pickle.loads(body) if kind == ERROR else body,
                 mark,
                 message[CONTENT:content] or None,
             )

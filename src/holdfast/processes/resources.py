@@ -23,15 +23,16 @@ from holdfast.processes.channel import Channel, pair
 from holdfast.processes.lifeline import Lifeline
 from holdfast.processes.nursery import Nursery
 from holdfast.processes.nursery_main import NurseryLoop
-from holdfast.processes.protocol import Blueprint, Equipment, Setup
+from holdfast.processes.protocol import Equipment, Setup
 from holdfast.processes.spare import Assignment
 from holdfast.processes.spawn import Payload
 from holdfast.processes.worker_main import run, warm_up
-from holdfast.transport import arena as arenas
+from holdfast.transport.mapping import create
 from holdfast.transport.window import Kept, Window
 from holdfast.worker import blas_threads
 from holdfast.worker.faults import strike_start
 from holdfast.worker.generator_states import global_states
+from holdfast.worker.interface import Blueprint
 
 __all__ = ["ProcessResources", "Slot", "descriptor_lock"]
 
@@ -110,7 +111,7 @@ class ProcessResources:
             )
             undo.callback(self.boxes.close)
             for worker in range(workers):
-                fd = arenas.create(f"holdfast-{worker}")
+                fd = create(f"holdfast-{worker}")
                 undo.callback(os.close, fd)
                 self.slots.append(Slot(Window(fd, self.kept), fd))
             self._new_nursery()
@@ -240,7 +241,7 @@ class ProcessResources:
 
     def _new_arena(self, worker: int) -> None:
         place = self.slots[worker]
-        fd = arenas.create(f"holdfast-{worker}")
+        fd = create(f"holdfast-{worker}")
         try:
             window = Window(fd, self.kept)
         except BaseException:

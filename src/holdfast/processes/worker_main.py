@@ -34,7 +34,6 @@ from holdfast.processes import isolation
 from holdfast.processes.channel import Channel, pair
 from holdfast.processes.lifeline import arm
 from holdfast.processes.protocol import (
-    ERROR,
     FOUND,
     GROWN,
     HEAD,
@@ -49,7 +48,6 @@ from holdfast.processes.protocol import (
     SIZES,
     SURVIVED,
     TAKEN_UP,
-    Blueprint,
     Equipment,
     Probe,
     Setup,
@@ -57,11 +55,13 @@ from holdfast.processes.protocol import (
 )
 from holdfast.samples.bad_sample import BadSample
 from holdfast.transport import codec, collate
-from holdfast.transport.arena import Arena, create
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import create
 from holdfast.worker import leak_probe
 from holdfast.worker.exceptions import Failure, describe
 from holdfast.worker.faults import Faults
 from holdfast.worker.housekeeping import Housekeeper
+from holdfast.worker.interface import ERROR, Blueprint
 from holdfast.worker.items import Worker
 from holdfast.worker.sample_seeding import NO_SEEDS
 
