@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-__all__ = ["in_child"]
-
 
 def in_child(call: Callable[[], object]) -> None:
     """Call this in every process that is forked from this one."""

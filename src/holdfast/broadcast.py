@@ -20,8 +20,6 @@ from holdfast import runtime
 from holdfast.told_changes import AT_ONCE, SetAttributes, SetEpoch
 from holdfast.worker.pickling import find_unpicklable
 
-__all__ = ["Change", "broadcast", "set_epoch"]
-
 Change = Mapping[str, Any] | Callable[[Any], object]
 """Values of attributes by name, or a function of the dataset."""
 

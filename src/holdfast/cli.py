@@ -11,8 +11,6 @@ import click
 
 from holdfast import __version__
 
-__all__ = ["main"]
-
 VERBS = {
     "doctor": (
         "holdfast.verbs.doctor:doctor",

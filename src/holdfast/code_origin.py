@@ -14,8 +14,6 @@ import os
 import sys
 from typing import Literal
 
-__all__ = ["OURS", "Author", "module_of", "of_file", "users_level", "well_known"]
-
 Author = Literal["python", "library", "holdfast", "user"]
 
 OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # ends with a separator

@@ -29,15 +29,6 @@ from holdfast.loader_identity import rank as find_rank
 from holdfast.private_names import BaseDataLoaderIter, MultiProcessingDataLoaderIter
 from holdfast.runtime import Runtime
 
-__all__ = [
-    "check_options",
-    "is_ours",
-    "iterate",
-    "keep_torchs",
-    "makes_torchs",
-    "new_iterator",
-]
-
 log = logging.getLogger("holdfast")
 
 _OF_TORCH = (

@@ -19,8 +19,6 @@ try:
 except ImportError:  # on Windows
     fcntl = None
 
-__all__ = ["LOCKS", "append", "lock", "unlock"]
-
 LOCKS = fcntl is not None
 """Whether files can be locked on this platform."""
 

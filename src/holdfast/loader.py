@@ -26,8 +26,6 @@ from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import OnBadSample
 from holdfast.takeover import replaced_loaders
 
-__all__ = ["DataLoader"]
-
 log = logging.getLogger("holdfast")
 
 T_co = TypeVar("T_co", covariant=True)

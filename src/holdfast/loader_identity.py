@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from holdfast.introspection.attributes import own_one
 
-__all__ = ["LoaderIdentity", "Rank", "name_of", "rank"]
-
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),

@@ -15,8 +15,6 @@ from holdfast.loader_identity import LoaderIdentity, name_of, rank
 from holdfast.readable import Figures, Incidents
 from holdfast.samples.bad_sample import BadSample
 
-__all__ = ["Report", "incidents", "of"]
-
 _WRAPPED = ("base_dataloader", "_dataloader", "dataloader", "_loader", "loader")
 """Where wrappers keep the loader they iterate: Accelerate's, Fabric's, and those of others."""
 _DEPTH = 5

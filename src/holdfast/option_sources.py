@@ -19,20 +19,6 @@ from typing import Any, Final, Literal, cast
 
 from holdfast import options, private_names
 
-__all__ = [
-    "DEFAULTS",
-    "PREFIX",
-    "check",
-    "combine",
-    "from_environment",
-    "given",
-    "install",
-    "is_installed",
-    "mention_misspelt",
-    "of",
-    "own",
-]
-
 log = logging.getLogger("holdfast")
 
 PREFIX: Final = "HOLDFAST_"

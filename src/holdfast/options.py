@@ -18,18 +18,6 @@ from holdfast.engine.events import RestartPolicy
 from holdfast.limits.budget import in_bytes
 from holdfast.samples.policy import Limit, Policy
 
-__all__ = [
-    "DEFAULT_STALL_TIMEOUT",
-    "MaxRestarts",
-    "Memory",
-    "Seeding",
-    "Settings",
-    "WorkerMethodName",
-    "budget_in_bytes",
-    "parse",
-]
-
-
 WorkerMethodName = Literal["multiprocessing", "thread", "ray"]
 
 

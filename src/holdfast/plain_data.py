@@ -27,8 +27,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-__all__ = ["from_plain", "from_text", "holds_pickle", "to_plain", "to_text"]
-
 _TAG: Final = "__holdfast__"
 _SCALARS: Final = (bool, int, float, str, type(None))
 _SEQUENCES: Final = {"tuple": tuple, "set": set, "frozenset": frozenset}

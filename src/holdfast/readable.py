@@ -13,8 +13,6 @@ from typing import Final
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.machine_facts import in_words
 
-__all__ = ["Figures", "Incidents"]
-
 SHOWN: Final = 100  # incidents: the newest
 
 Figure = int | float | None

@@ -33,8 +33,6 @@ from holdfast.told_changes import check as check_change
 from holdfast.torchdata_states import from_torchdata, is_torchdatas
 from holdfast.worker.generator_states import global_states
 
-__all__ = ["Loaded", "beginning", "load_state_dict", "state_dict"]
-
 log = logging.getLogger("holdfast")
 
 VERSION: Final = 1

@@ -47,18 +47,6 @@ if TYPE_CHECKING:
     from holdfast.engine.checkpoint import Bookmark
     from holdfast.resumption import Loaded
 
-__all__ = [
-    "REMEMBERED",
-    "Runtime",
-    "Totals",
-    "close",
-    "living",
-    "loaders",
-    "of",
-    "reduced",
-    "totals",
-]
-
 log = logging.getLogger("holdfast")
 
 REMEMBERED = 1000  # incidents

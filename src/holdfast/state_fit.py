@@ -19,8 +19,6 @@ from holdfast.errors import StateError
 from holdfast.loader_identity import rank
 from holdfast.worker.batch_fingerprint import NO_BATCH
 
-__all__ = ["START_ANEW", "facts_of", "fitted"]
-
 _OF_WORKERS: Final = {"num_workers", "worker_method", "start_method", "persistent_workers"}
 _OF_SAMPLERS: Final = ("seed", "rank", "num_replicas", "shuffle", "replacement")
 """Attributes of samplers that decide on what they give."""

@@ -15,16 +15,6 @@ from holdfast.engine.sampler_draws import SamplerStart
 from holdfast.plain_data import from_plain, from_text, to_plain, to_text
 from holdfast.worker.sample_seeding import EpochSeeds
 
-__all__ = [
-    "FINISHED",
-    "Texts",
-    "add_checkpoint",
-    "generators",
-    "natural",
-    "read_checkpoint",
-    "read_start",
-]
-
 FINISHED: Final = "_iterator_finished"
 
 

@@ -19,8 +19,6 @@ from typing import Any, Final
 
 from holdfast.plain_data import from_plain, holds_pickle, to_plain
 
-__all__ = ["AT_ONCE", "SetAttributes", "SetEpoch", "ToldChanges", "check"]
-
 AT_ONCE: Final = -1
 """The draw before which a change is made if no workers run."""
 _SET_EPOCH: Final = "set_epoch()"

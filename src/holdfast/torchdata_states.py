@@ -24,8 +24,6 @@ from holdfast.engine.sampler_draws import SamplerStart
 from holdfast.errors import StateError
 from holdfast.worker.batch_fingerprint import NO_BATCH
 
-__all__ = ["from_torchdata", "is_torchdatas"]
-
 log = logging.getLogger("holdfast")
 
 _WHOSE = "this state of torchdata's StatefulDataLoader"

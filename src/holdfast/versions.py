@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["TRIED"]
-
 TRIED: Final = {"torch": ((2, 6), (2, 15)), "Python": ((3, 10), (3, 13))}
 """The oldest and the newest."""

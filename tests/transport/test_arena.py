@@ -81,7 +81,8 @@ def test_capacity_is_memory_and_swap_rounded_up(tmp_path: Any) -> None:
 def test_where_limits_forbid_the_size_a_smaller_one_is_made(limit: str) -> None:
     script = f"""
 import os, resource
-from holdfast.transport.arena import Arena, create
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import create
 from holdfast.transport.window import Window
 with open("/proc/self/statm") as f:
     used = int(f.read().split()[0]) * 4096

@@ -412,7 +412,8 @@ def test_a_placement_is_not_kept_alive(slot: Slot) -> None:
 
 HEAP = """
 import numpy as np, os, torch
-from holdfast.transport.arena import Arena, create
+from holdfast.transport.arena import Arena
+from holdfast.transport.mapping import create
 from holdfast.transport.placement import Placement
 
 def anonymous():

@@ -54,22 +54,6 @@ from numpy.typing import NDArray
 from holdfast import kernel
 from holdfast.autopsy.tally import SampleWatch, Tally, step_seconds
 
-__all__ = [
-    "FEWEST_SLOTS",
-    "STATE",
-    "STDERR_TAIL",
-    "STEPS",
-    "BlackBoxes",
-    "CountingRecorder",
-    "NoRecorder",
-    "Note",
-    "NotedSize",
-    "Recorder",
-    "can_be_opened",
-    "keep_dump",
-    "keep_stderr_tail",
-]
-
 STEPS = ("boot", "start-up", "fetch", "collate", "send", "idle", "replay", "stop", "broadcast")
 BOOT, START, FETCH, COLLATE, SEND, IDLE, REPLAY, STOP, BROADCAST = range(len(STEPS))
 

@@ -16,8 +16,6 @@ from typing import Any, get_args
 
 from holdfast.autopsy.cause import Cause, Place, Remedy, Sign
 
-__all__ = ["CATALOGUE", "GROUPS", "SHARED_REMEDIES", "UNKNOWN", "UnknownCause", "lookup"]
-
 UNKNOWN = "unknown"
 
 _SIGNS: dict[str, dict[str, Any]] = {

@@ -15,8 +15,6 @@ from typing import Literal
 
 from holdfast.autopsy.machine_facts import PLACEHOLDERS
 
-__all__ = ["CONFIDENCES", "Cause", "Confidence", "Given", "Place", "Remedy", "Sign"]
-
 Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 

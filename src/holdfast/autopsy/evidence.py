@@ -15,8 +15,6 @@ from holdfast.autopsy.readers.cgroup import Group
 from holdfast.autopsy.readers.procfs import Activity, Fill
 from holdfast.explain.clues import Finding
 
-__all__ = ["Evidence", "Kills", "MemorySample", "TrainerThread", "signal_name"]
-
 
 @dataclass(frozen=True)
 class Kills:

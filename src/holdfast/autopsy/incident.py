@@ -13,8 +13,6 @@ from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.evidence import signal_name
 from holdfast.loader_identity import LoaderIdentity
 
-__all__ = ["Incident", "describe_end", "describe_status"]
-
 _SHOWN_REMEDIES = 3  # remedies
 _FIGURES = re.compile(r"\d[\d.,]*( ?[KMGT]i?B)?")
 

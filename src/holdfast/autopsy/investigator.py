@@ -41,8 +41,6 @@ from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, procfs
 from holdfast.autopsy.trainer_threads import other_threads
 from holdfast.autopsy.verdict import Run, Verdict, judge
 
-__all__ = ["INTERVAL", "Investigator"]
-
 INTERVAL = 5.0  # seconds between two measurements
 _MINUTE = 12  # measurements that are kept
 _SETTLED = 2.0  # seconds

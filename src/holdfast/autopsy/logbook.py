@@ -34,8 +34,6 @@ from typing import Any
 from holdfast import jsonl, kernel, loader_identity
 from holdfast.autopsy.machine_facts import MachineFacts
 
-__all__ = ["KINDS", "Logbook", "LoggedRun", "read"]
-
 log = logging.getLogger("holdfast")
 
 TAKEN_UP = "taken-up"

@@ -11,8 +11,6 @@ from typing import Any
 from holdfast import kernel
 from holdfast.autopsy.readers import HERE, Roots, cgroup, procfs
 
-__all__ = ["PLACEHOLDERS", "MachineFacts", "in_words"]
-
 PLACEHOLDERS: dict[str, str] = {
     "cgroup_path": "/sys/fs/cgroup/YOUR_GROUP",
     "cpus": "CPUS",

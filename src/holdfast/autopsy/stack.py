@@ -7,8 +7,6 @@ from types import FrameType
 
 from holdfast.code_origin import OURS, of_file
 
-__all__ = ["dump_of", "file_of", "frames", "innermost", "tidy", "users"]
-
 
 def dump_of(frame: FrameType | None, name: str) -> str:
     """The stack of a living thread with this name, as `faulthandler` would write it. None for a

@@ -26,8 +26,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BUCKETS", "END", "START", "SampleWatch", "Tally", "lower_bound", "step_seconds"]
-
 START: Final = 256  # in a region of the black boxes, behind the notes
 PAUSE: Final = 0.05  # seconds after a measured batch in which none is measured
 BUCKETS: Final = 64

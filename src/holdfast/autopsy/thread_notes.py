@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["install", "split"]
-
 _MARK = "holdfast-note: "
 _MAX_NOTES = 20  # of one worker, at most
 _MAX_NOTE_BYTES = 300  # bytes

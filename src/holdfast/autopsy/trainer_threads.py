@@ -15,8 +15,6 @@ import threading
 from holdfast import kernel
 from holdfast.autopsy.evidence import TrainerThread
 
-__all__ = ["other_threads"]
-
 MAX_FRAMES, MAX_THREADS = 20, 20
 MAX_DUMP_BYTES = 1 << 20  # bytes of all stacks
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")

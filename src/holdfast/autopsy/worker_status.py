@@ -18,8 +18,6 @@ from typing import NamedTuple
 from holdfast import kernel
 from holdfast.autopsy.blackbox import Note
 
-__all__ = ["STATUS_NAME", "StatusFile", "WorkerStatus", "read_status"]
-
 STATUS_NAME = "holdfast-worker-status"
 EVERY = 0.5  # seconds between two writes, at least
 LARGEST = 1 << 20  # bytes

@@ -21,8 +21,6 @@ import torch
 from holdfast.introspection.attributes import is_a
 from holdfast.introspection.dataset_parts import homes, parts
 
-__all__ = ["changed", "fingerprint"]
-
 _ENDS = 8  # entries compared at either end of a container
 _COMPARED_BYTES = 1 << 16
 _MISSING = object()

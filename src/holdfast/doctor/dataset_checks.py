@@ -35,8 +35,6 @@ from holdfast.packed.large_containers import large_containers
 from holdfast.transport.placement import PLACED
 from holdfast.worker.pickling import find_unpicklable
 
-__all__ = ["LoadingPlan", "Rates", "examine"]
-
 LARGE_BATCH = 16 << 20  # bytes, from which on the memory of a batch costs more than its transport
 THREADS_GAIN = 1.5  # of two threads over one, from which on threads are recommended
 _MUCH_MEMORY = 0.5  # of the available memory: warn if more than that is in flight

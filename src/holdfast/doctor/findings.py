@@ -11,8 +11,6 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["EXIT", "Check", "Status", "as_json", "bad", "good", "show", "warning", "worst"]
-
 Status = Literal["good", "warning", "bad"]
 _ORDER: tuple[Status, ...] = ("good", "warning", "bad")
 EXIT: dict[Status, int] = {"good": 0, "warning": 1, "bad": 3}  # 2 is click's, for wrong usage

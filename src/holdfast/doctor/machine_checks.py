@@ -12,8 +12,6 @@ from holdfast.doctor import software_checks
 from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.surroundings import Surroundings
 
-__all__ = ["CHECKS", "examine"]
-
 _GIB = 1 << 30
 
 

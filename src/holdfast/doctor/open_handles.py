@@ -23,8 +23,6 @@ from holdfast.code_origin import module_of
 from holdfast.introspection.attributes import is_a
 from holdfast.introspection.dataset_parts import parts
 
-__all__ = ["open_handles"]
-
 _TYPES: tuple[tuple[type, str], ...] = (
     (socket.socket, "a socket"),
     (sqlite3.Connection, "a database connection"),

@@ -26,16 +26,6 @@ from holdfast.doctor.dataset_changes import changed, fingerprint
 from holdfast.loader import DataLoader
 from holdfast.packed.object_sizes import deep_size
 
-__all__ = [
-    "Samples",
-    "Troubled",
-    "as_they_are",
-    "gain_of_two_threads",
-    "load_samples",
-    "rate",
-    "trouble_of",
-]
-
 _STALL_TIMEOUT = 60.0
 ROUNDS = 3  # with one thread and with two, in turns
 

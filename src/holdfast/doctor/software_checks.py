@@ -13,8 +13,6 @@ from holdfast.doctor.surroundings import Surroundings
 from holdfast.versions import TRIED
 from holdfast.worker.blas_threads import VARIABLES, decided
 
-__all__ = ["opencv", "openmp", "private_parts", "sharing", "start_method", "threads", "versions"]
-
 _OLDEST_TORCH, _NEWEST_TORCH = TRIED["torch"]
 _NEWEST_PYTHON = TRIED["Python"][1]
 

@@ -20,8 +20,6 @@ from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, procfs, te
 if TYPE_CHECKING:
     from holdfast.private_names import Part
 
-__all__ = ["Surroundings"]
-
 
 @dataclass(frozen=True)
 class Surroundings:

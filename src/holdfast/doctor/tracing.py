@@ -17,8 +17,6 @@ from holdfast.doctor.probe import trouble_of
 from holdfast.loader import DataLoader
 from holdfast.worker.leak_tracer import Findings, Tracer
 
-__all__ = ["trace"]
-
 
 class _Traced(torch.utils.data.Dataset[Any]):
     """A dataset that loads another one's samples. Its last item is what was found; the others are

@@ -41,21 +41,6 @@ from holdfast.private_names import is_owned
 if TYPE_CHECKING:
     from holdfast.engine.pool import Pool
 
-__all__ = [
-    "CLOSED",
-    "CLOSE_WITHIN",
-    "CLOSING",
-    "END_WITHIN",
-    "KILL_WITHIN",
-    "OPEN",
-    "BackgroundThread",
-    "Stage",
-    "close_all",
-    "exempt",
-    "interpreter_exiting",
-    "pools_of_ancestors",
-]
-
 # Closing takes two seconds at most, of which some is needed to wake up and to return.
 CLOSE_WITHIN = 1.95  # seconds to wait for any number of pools; of these ...
 END_WITHIN = 1.65  # ... workers and nursery may take to end by themselves, ...

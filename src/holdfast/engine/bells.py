@@ -16,8 +16,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["Bell"]
-
 # On Windows Ctrl-C does not interrupt the wait for a lock.
 LONGEST_WAIT = 0.2 if sys.platform == "win32" else 3600.0
 

@@ -20,8 +20,6 @@ from holdfast.engine.events import Position, SeatPosition
 from holdfast.worker.batch_fingerprint import NO_BATCH
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 
-__all__ = ["Bookmark", "Checkpoint", "StreamCheckpoint", "WorkerCheckpoint", "random_states_at"]
-
 
 def random_states_at(
     answered: int, find: Callable[[int], bytes | None]

@@ -10,8 +10,6 @@ from holdfast.engine.driver import Driver
 from holdfast.engine.supervisor import Supervisor
 from holdfast.worker.batch_fingerprint import fingerprint
 
-__all__ = ["Checkpointing"]
-
 SETTLE_WITHIN = 60.0  # seconds for workers to finish what they had to do in an earlier epoch
 
 

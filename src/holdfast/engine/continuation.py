@@ -59,29 +59,6 @@ from typing import Final, Literal, NamedTuple
 from holdfast.worker.batch_fingerprint import NO_BATCH
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 
-__all__ = [
-    "AGAIN",
-    "ATTEMPTS",
-    "NO_STATE",
-    "PROBE",
-    "RAISED_AGAIN",
-    "REPLAY",
-    "REST",
-    "STATE",
-    "TO_DO",
-    "TRUST",
-    "CannotResume",
-    "Recovery",
-    "ResumptionPlan",
-    "ResumptionResult",
-    "StreamPoint",
-    "StreamProgress",
-    "Way",
-    "cannot_resume",
-    "choose_plan",
-    "extended",
-]
-
 Recovery = Literal["auto", "state", "replay", "raise"]
 Way = Literal["probe", "state", "trust", "rest", "replay"]
 PROBE: Final = "probe"  # test whether a loaded state affects one epoch only

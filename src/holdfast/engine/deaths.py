@@ -39,8 +39,6 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.substitute import position_of
 
-__all__ = ["Deaths", "WhyReplaced", "accusation", "remedies", "tell_resumed"]
-
 log = logging.getLogger("holdfast")
 
 IDLE = "not replaced, because it had nothing left to do"

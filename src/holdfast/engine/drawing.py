@@ -12,8 +12,6 @@ from holdfast.engine.driver import Driver, hand_over_backlog
 from holdfast.engine.supervisor import Supervisor
 from holdfast.samples.substitute import copy_index, keys_of
 
-__all__ = ["Drawing"]
-
 
 class Drawing:
     """Used under the pool's lock, but for `announced`, which any thread may append to."""

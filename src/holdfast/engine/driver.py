@@ -37,18 +37,6 @@ from holdfast.worker.sample_seeding import EpochSeeds
 if TYPE_CHECKING:
     from holdfast.engine.supervisor import Supervisor
 
-__all__ = [
-    "Batch",
-    "Driver",
-    "DriverOptions",
-    "Handle",
-    "Kept",
-    "Progress",
-    "Urgent",
-    "WorkerMethod",
-    "hand_over_backlog",
-]
-
 Urgent = Literal["ask", "retire", "stay", "shrink"]
 
 

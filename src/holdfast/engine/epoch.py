@@ -16,8 +16,6 @@ from holdfast.worker.exceptions import Failure
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["NO_BATCH", "Epoch", "EpochCounter", "Failed", "Reported", "StartRefused", "Taken"]
-
 
 @dataclass(frozen=True, slots=True)
 class Failed:

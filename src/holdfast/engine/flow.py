@@ -78,8 +78,6 @@ from holdfast.engine.events import (
 )
 from holdfast.engine.seats import Seat, SeatState
 
-__all__ = ["NO_ACTIONS", "BeforeSizesAreKnown", "Flow"]
-
 BeforeSizesAreKnown = Literal["one", "one-each", "any"]
 NO_ACTIONS: Final[tuple[Action, ...]] = ()
 _DRAW_ONE: Final = Draw(1)

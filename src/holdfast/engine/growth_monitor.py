@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 
 from holdfast.limits.growth import Growth, GrowthWarnings, Point, classify
 
-__all__ = ["MAX_ROUND_BATCHES", "GrowthMonitor", "LeakSearch"]
-
 KEPT_POINTS: Final = 64  # for each worker; even, so that thinning keeps the last one
 MAX_PROBES: Final = 3  # leak probes of a pool, if they do not live long enough or find nothing
 MAX_ROUND_BATCHES: Final = 8

@@ -6,8 +6,6 @@ import time
 
 from holdfast.engine.pool import Pool
 
-__all__ = ["WorkerHandle"]
-
 
 class WorkerHandle:
     """The process that is this worker now."""

@@ -62,8 +62,6 @@ from holdfast.worker.interface import Blueprint
 from holdfast.worker.sample_seeding import EpochSeeds
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["WorkerIterator"]
-
 log = logging.getLogger("holdfast")
 
 _NOTHING: Final = object()

@@ -12,8 +12,6 @@ from holdfast.limits.growth import GrowthWarnings
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.ledger import Ledger
 
-__all__ = ["LoaderRecords", "Stats"]
-
 
 @dataclass(slots=True)
 class Stats:

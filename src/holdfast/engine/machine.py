@@ -56,8 +56,6 @@ from holdfast.engine.events import Asked, BatchReady, Drawn, Unpacked
 from holdfast.engine.flow import NO_ACTIONS, BeforeSizesAreKnown, Flow
 from holdfast.engine.seats import Parting, Seat, SeatState
 
-__all__ = ["RAISES", "BeforeSizesAreKnown", "Machine"]
-
 RAISES: Final = 'iterable_recovery="raise": no stream is continued by another process'
 _LIMITS: Final = ev.Limits()
 _Beginning = TypeVar("_Beginning", bound=ev.Beginning)

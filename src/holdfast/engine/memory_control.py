@@ -35,8 +35,6 @@ from holdfast.loader_identity import LoaderIdentity
 if TYPE_CHECKING:
     from holdfast.worker import leak_tracer
 
-__all__ = ["MemoryController"]
-
 log = logging.getLogger("holdfast")
 
 RECOVERY_SECONDS = 300.0  # without a death for lack of memory, until the budget is doubled again

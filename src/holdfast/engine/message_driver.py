@@ -32,8 +32,6 @@ from holdfast.worker.interface import WorkerSetup
 from holdfast.worker.message_host import READY, REFUSED, REMARK, REPORT, SURVIVED, TAKEN_UP
 from holdfast.worker.notes import FEWEST, ThreadNotes
 
-__all__ = ["MessageDriver", "MessageRecord"]
-
 
 @dataclass(slots=True, kw_only=True)
 class MessageRecord(WorkerRecord):

@@ -29,8 +29,6 @@ from holdfast.explain.clues import find
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.substitute import BatchHints, position_of, sample_of
 
-__all__ = ["cannot_start", "gave_up", "poisoned"]
-
 _SHOWN_DEATHS = 10  # deaths
 _STREAM_CAUSE = "stream-not-repeatable"
 SAME_SAMPLE_DEATHS = 3  # from this many on, the error says that all were at one sample,

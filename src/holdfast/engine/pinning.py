@@ -50,8 +50,6 @@ from holdfast.engine.driver import Batch
 from holdfast.engine.signals import Latch
 from holdfast.worker.exceptions import rebuild_here
 
-__all__ = ["CopyToPinned", "PinnedBatch", "Pinner", "PinningThread", "pin"]
-
 pin: Callable[[Any, Any], Any] = private_names.pin
 LOOK_EVERY = 1.0  # seconds: how often the consumer checks that the thread is still there
 

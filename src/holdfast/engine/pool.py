@@ -69,8 +69,6 @@ from holdfast.samples.account import Account
 from holdfast.samples.bad_sample import name_of
 from holdfast.worker.sample_seeding import EpochSeeds
 
-__all__ = ["Pool", "TimedOut"]
-
 TURN = 0.02  # seconds that a question about a worker waits for the lock, or keeps it
 BRISK = 0.0005  # seconds: if the last wait was shorter than this, spin before sleeping
 LOOKS = 100  # rounds of that, which take about 150 microseconds

@@ -24,8 +24,6 @@ from holdfast.engine.epoch import NO_BATCH, Reported
 from holdfast.engine.machine import Machine
 from holdfast.limits.budget import Budget
 
-__all__ = ["ProgressLog", "SerialProgressLog"]
-
 AT_FIRST: Final = 1.0  # seconds between two records in the first minute, so that short runs have a
 LATER: Final = 5.0  # curve; and after it
 MINUTE: Final = 60.0

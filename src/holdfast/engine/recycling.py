@@ -28,8 +28,6 @@ from holdfast.limits import gauge
 from holdfast.limits.pressure import Level, Pace
 from holdfast.limits.shares import BASE
 
-__all__ = ["ExitRequest", "Recycler"]
-
 GAP_SECONDS: Final = 0.2  # between two replacements
 SEARCH_PAUSE_FACTOR: Final = 100
 REPLACEMENT_SECONDS: Final = 0.5  # for a worker to finish its batch, exit and free its memory

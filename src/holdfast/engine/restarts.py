@@ -56,8 +56,6 @@ from typing import Final
 from holdfast.engine import events as ev
 from holdfast.engine.seats import Seat
 
-__all__ = ["Restarts", "is_loading"]
-
 MAX_TESTS_PER_BATCH: Final = 3  # isolation tests without a result, before a batch is given up
 PAUSE_FACTOR: Final = 40  # a kill is *prompt* if the pause was this many times as long as it took
 PROMPT_KILLS_NEEDED: Final = 3  # in a row, to blame the sample

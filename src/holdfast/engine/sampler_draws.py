@@ -43,19 +43,6 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import has_state
 from holdfast.worker.generator_states import State, global_states, state_of
 
-__all__ = [
-    "SamplerDiffers",
-    "SamplerDraws",
-    "SamplerStart",
-    "begin_sampler_again",
-    "default_generators_kept",
-    "draw_seed",
-    "epoch_of",
-    "first_missing_of",
-    "load_sampler_state",
-    "samplers_of",
-]
-
 log = logging.getLogger("holdfast")
 
 _NO_INDEX: Final = object()

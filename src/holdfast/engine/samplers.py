@@ -12,8 +12,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-__all__ = ["leaves_no_trace", "runs_no_user_code"]
-
 _SAMPLERS = frozenset(
     f"torch.utils.data.{name}" for name in ("sampler", "distributed", "dataloader")
 )

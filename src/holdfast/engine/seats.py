@@ -36,8 +36,6 @@ from dataclasses import dataclass, field
 
 from holdfast.engine.events import Exit, IsolationTest, Item, Notice, PastNotice, Task
 
-__all__ = ["Parting", "Seat", "SeatState"]
-
 
 class SeatState(enum.Enum):
     STARTING = enum.auto()

@@ -52,8 +52,6 @@ from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
 
-__all__ = ["SerialIterator", "open_account"]
-
 _UNNAMED = LoaderIdentity()
 LOOK_FURTHER = 64  # batches drawn early when all samples so far are bad
 

@@ -33,8 +33,6 @@ from holdfast.worker.sample_seeding import EpochSeeds
 from holdfast.worker.stream_resumption import StreamResumption, state_now
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["SerialStream"]
-
 log = logging.getLogger("holdfast")
 
 

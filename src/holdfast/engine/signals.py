@@ -30,16 +30,6 @@ from typing import Any, TypeVar
 
 from holdfast import at_fork
 
-__all__ = [
-    "Latch",
-    "Undivided",
-    "defer_handlers",
-    "deferred",
-    "handlers_run_here",
-    "raised_by_handler",
-    "restore_handlers",
-]
-
 T = TypeVar("T")
 _handlers: dict[int, Any] = {}  # the deferred handlers
 _caught: list[tuple[int, int]] = []  # signals since then: pid of this process, number

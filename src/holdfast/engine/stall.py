@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from holdfast.autopsy.blackbox import Note
 from holdfast.engine.driver import Progress
 
-__all__ = ["BOOT_ALLOWANCE", "StallDetector"]
-
 BOOT_ALLOWANCE = 120.0  # seconds to import torch and the main module, whatever the timeout
 LATE_SECONDS = 1.0  # a check that is later than this means that this process was stopped
 

@@ -34,8 +34,6 @@ from holdfast.limits.budget import Share
 from holdfast.samples.bad_sample import BadSample, digest_of_stack
 from holdfast.samples.substitute import NOTHING, BatchHints, sample_of
 
-__all__ = ["Supervisor"]
-
 
 class Supervisor:
     """One for each pool."""

@@ -22,8 +22,6 @@ from torch import nn
 from holdfast.autopsy.stack import file_of, frames
 from holdfast.introspection.attributes import is_a, own
 
-__all__ = ["in_transform"]
-
 _NAMES = ("transform", "transforms", "target_transform")
 _INNER = ("dataset", "datasets")  # the attributes of Subset and ConcatDataset
 _MAX_DATASETS = 1000

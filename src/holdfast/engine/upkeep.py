@@ -26,8 +26,6 @@ from holdfast.engine.memory_control import MemoryController
 from holdfast.engine.progress_log import ProgressLog
 from holdfast.engine.stall import StallDetector
 
-__all__ = ["Upkeep"]
-
 log = logging.getLogger("holdfast")
 
 IDLE_SECONDS = 5.0  # seconds without work after which a worker returns memory that it does not use

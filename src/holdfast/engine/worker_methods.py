@@ -20,8 +20,6 @@ if sys.platform == "linux":  # elsewhere these cannot be imported, and `iteratio
     from holdfast.processes import pinning_in_place
     from holdfast.processes.process_method import ProcessMethod
 
-__all__ = ["new_pinner", "worker_method"]
-
 
 def worker_method(options: Settings, blueprint: Blueprint, context: Any) -> WorkerMethod:
     """The workers of a loader with these options and ``multiprocessing_context``. Runs code of the

@@ -36,8 +36,6 @@ from holdfast.worker.interface import ENDED, ERROR, NOTHING_LEFT, RESUMED, TOLD,
 from holdfast.worker.stream_resumption import STATE_FAILED
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = ["Answers", "NothingKept", "Order", "WorkerRecord", "judged", "setup_for"]
-
 Order = tuple[Literal["task", "hinted", "test", "tell", "resume"], int, Any]
 """What a worker is to do, as `worker.items.Worker.carry_out` takes it."""
 

@@ -16,8 +16,6 @@ from holdfast.autopsy.catalogue import CATALOGUE, GROUPS
 from holdfast.autopsy.cause import Cause, Given
 from holdfast.autopsy.machine_facts import PLACEHOLDERS
 
-__all__ = ["differences", "pages", "write"]
-
 _NOTE = (
     "<!-- Made from the catalogue by `make causes`; edit src/holdfast/autopsy/causes instead. -->\n"
 )

@@ -18,8 +18,6 @@ from holdfast.autopsy.readers.kernel_log import Subject, subject
 from holdfast.explain.final_error import FinalError, FinalErrors
 from holdfast.explain.text_windows import TextWindow, windows
 
-__all__ = ["Clues", "Finding", "find"]
-
 _KEPT_PIDS = 1000  # the last ones
 _WORKERS = re.compile(
     r"worker(?: \d+)? \(pid(?:\(s\))?[ :=]*([\d, ]+)\)"

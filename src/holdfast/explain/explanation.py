@@ -20,8 +20,6 @@ from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, procfs
 from holdfast.autopsy.verdict import Verdict, judge, remedies_for
 from holdfast.explain.clues import Clues, Finding
 
-__all__ = ["COLLECT", "Explanation", "Scene", "conclude", "explain"]
-
 
 @dataclass(frozen=True)
 class Scene:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["FinalError", "FinalErrors"]
-
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = (
     "The above exception was the direct cause of the following exception",

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["TextWindow", "windows"]
-
 SIZE = 1 << 18  # characters of a window
 OVERLAP = 1 << 14  # characters that are repeated in the next window
 _MAX_LINE = 1 << 16  # characters after which a line is cut

@@ -12,17 +12,6 @@ from collections.abc import Callable
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-__all__ = [
-    "attributes_of",
-    "dict_of",
-    "has_attributes",
-    "is_a",
-    "own",
-    "own_one",
-    "slots_of",
-    "weakly",
-]
-
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """`isinstance`, without reading the value's ``__class__``."""

@@ -14,8 +14,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-__all__ = ["is_image", "weigh"]
-
 _DEPTH: Final = 12
 _NUMBER: Final = 8
 

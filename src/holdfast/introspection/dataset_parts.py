@@ -29,8 +29,6 @@ import torch.utils.data
 from holdfast.code_origin import module_of, of_file, well_known
 from holdfast.introspection.attributes import attributes_of, dict_of, is_a, slots_of
 
-__all__ = ["KEYS", "WIDTH", "Part", "homes", "parts", "wide"]
-
 _DEPTH = 5
 WIDTH = 256
 """How many entries of a container are visited."""

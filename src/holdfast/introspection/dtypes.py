@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["AS_NUMPY"]
-
 AS_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.bool: np.dtype(np.bool_),
     torch.uint8: np.dtype(np.uint8),

@@ -9,8 +9,6 @@ import platform
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-__all__ = ["NOT_HERE", "REFUSALS", "Chain", "call", "libc", "python", "unless_refused"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

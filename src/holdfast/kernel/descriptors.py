@@ -10,18 +10,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-__all__ = [
-    "Doorbell",
-    "above_stdio",
-    "duplicate",
-    "mapped",
-    "open_file",
-    "pipe",
-    "reopen",
-    "socket_pair",
-    "stdio_taken",
-]
-
 _STDIO = 3  # descriptors below this are the user's
 
 

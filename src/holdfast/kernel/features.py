@@ -35,8 +35,6 @@ from holdfast.kernel.lifetimes import (
 )
 from holdfast.kernel.resource_limits import getrlimit, limit, limit_of, limits_of, set_limit
 
-__all__ = ["FEATURES", "NEEDED", "Feature", "missing", "survey"]
-
 
 @dataclass(frozen=True)
 class Feature:

@@ -13,22 +13,6 @@ from typing import Final
 from holdfast.kernel.chain import NOT_HERE, Chain, call, python, unless_refused
 from holdfast.kernel.descriptors import above_stdio, open_file
 
-__all__ = [
-    "DONTDUMP",
-    "MFD_CLOEXEC",
-    "POPULATE",
-    "REMOVE",
-    "allocate",
-    "file_in_a_folder",
-    "folders",
-    "gaps",
-    "memory_file",
-    "new_memory_file",
-    "reserve",
-    "seal",
-]
-
-
 DONTDUMP: Final = getattr(mmap, "MADV_DONTDUMP", 16)
 REMOVE: Final = getattr(mmap, "MADV_REMOVE", 9)
 POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0x8000)

@@ -14,21 +14,6 @@ import time
 from holdfast.kernel.chain import NOT_HERE, Chain, call, libc, python, unless_refused
 from holdfast.kernel.descriptors import above_stdio, duplicate, reopen
 
-__all__ = [
-    "PR_GET_PDEATHSIG",
-    "PR_SET_PDEATHSIG",
-    "Child",
-    "die_with_parent",
-    "end_child",
-    "has_ended",
-    "is_line",
-    "open_pidfd",
-    "own_handle",
-    "pidfd",
-    "signal_at_end",
-    "signal_by_pidfd",
-]
-
 _F_SETOWN = 8
 _F_SETSIG = 10  # not in fcntl before Python 3.11
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2

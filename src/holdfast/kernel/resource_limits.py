@@ -8,9 +8,6 @@ import resource
 
 from holdfast.kernel.chain import Chain, call, python, unless_refused
 
-__all__ = ["getrlimit", "limit", "limit_of", "limits_of", "set_limit", "set_limit_of"]
-
-
 _Pair = tuple[int, int]
 
 

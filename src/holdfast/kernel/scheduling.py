@@ -8,9 +8,6 @@ from collections.abc import Callable
 
 from holdfast.kernel.chain import Chain, python
 
-__all__ = ["cores", "let_others_finish", "let_others_run", "yield_processor"]
-
-
 _yield: Chain[[], None] = Chain(
     ("os.sched_yield", python(os, "sched_yield")), ("time.sleep", lambda: time.sleep(0))
 )

@@ -19,8 +19,6 @@ import threading
 from holdfast import at_fork
 from holdfast.limits.shares import shares
 
-__all__ = ["Budget", "Share", "for_all", "in_bytes"]
-
 _UNITS = {
     "": 1, "b": 1,
     "k": 10**3, "kb": 10**3, "kib": 1 << 10,

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from holdfast import loader_identity
 from holdfast.autopsy.readers import HERE, Roots, cgroup, number, procfs
 
-__all__ = ["MemoryReading", "private", "ranks", "read"]
-
-
 ENOUGH = 32 << 30
 
 

@@ -20,8 +20,6 @@ from typing import Final, Literal
 
 from holdfast.autopsy.machine_facts import in_words
 
-__all__ = ["Growth", "GrowthWarnings", "Kind", "Point", "classify", "describe_growth"]
-
 Kind = Literal["copy-on-write", "python-leak", "native-leak", "cache", "allocator", "prefetch"]
 
 ENOUGH: Final = 24 << 20  # bytes of growth that are reported

@@ -11,8 +11,6 @@ from collections import deque
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["CAPS", "TIGHT", "Level", "Pace", "Pressure"]
-
 
 class Level(IntEnum):
     CALM = 0

@@ -21,8 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BASE", "IN_FLIGHT", "LEAST", "RESERVE", "TAKES", "WORKERS", "Shares", "shares"]
-
 BASE: Final = 8 << 20
 """Bytes of its own that a forked worker has before its first task. For all workers together, at
 most a quarter of the free memory is set aside."""

@@ -14,8 +14,6 @@ from typing import Final
 
 from holdfast.limits.shares import LEAST, shares
 
-__all__ = ["Allowance", "Ladder", "Rung", "allowance"]
-
 TIDY: Final = 0.70
 CLEAN: Final = 0.85
 BACK: Final = 0.60  # below this all steps may be taken again

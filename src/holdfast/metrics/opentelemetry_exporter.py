@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from holdfast.metrics.readings import COUNTERS, GAUGES, LABELS, Loaders, figures
 
-__all__ = ["Instruments", "opentelemetry"]
-
 SAME_COLLECTION: Final = 1.0  # seconds, in which instruments may be given the same reading
 _COUNTED: Final = {
     "batches": "{batch}",

@@ -11,8 +11,6 @@ from typing import Any
 
 from holdfast.metrics.readings import COUNTERS, GAUGES, LABELS, Loaders, figures
 
-__all__ = ["Exporter", "prometheus"]
-
 
 def prometheus(
     *loaders: Any, port: int | None = None, address: str = "127.0.0.1", registry: Any = None

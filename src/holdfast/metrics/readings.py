@@ -9,8 +9,6 @@ from typing import Any, Final
 from holdfast import runtime
 from holdfast.loader_report import Report, of
 
-__all__ = ["COUNTERS", "GAUGES", "LABELS", "Loaders", "figures"]
-
 LABELS: Final = ("loader", "rank")
 COUNTERS: Final = {
     "batches": "Batches that were delivered.",

@@ -13,8 +13,6 @@ from typing import Any, Final, TypeVar
 
 from holdfast.loader_report import Report, of
 
-__all__ = ["TensorBoard", "watch"]
-
 T = TypeVar("T")
 Callback = Callable[[dict[str, float]], Any]
 

@@ -18,8 +18,6 @@ import torch
 
 from holdfast.packed.column_writer import Plan
 
-__all__ = ["Column", "reader"]
-
 _CACHED = 4096  # up to this many repeated values are kept as objects after the first access
 _PATHS: dict[str, Callable[[str], Any]] = {"PosixPath": PosixPath, "PurePosixPath": PurePosixPath}
 

@@ -30,8 +30,6 @@ import torch
 from holdfast.introspection.dtypes import AS_NUMPY
 from holdfast.packed.sealed import Writer
 
-__all__ = ["Plan", "encode", "pickled_items"]
-
 Plan = tuple[Any, ...]
 
 _DEPTH = 8  # values nested deeper than this, and cycles, are pickled

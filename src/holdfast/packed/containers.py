@@ -24,8 +24,6 @@ from holdfast.packed.column_reader import reader
 from holdfast.packed.column_writer import Plan, encode, pickled_items
 from holdfast.packed.sealed import Sealed, Writer
 
-__all__ = ["PackedDict", "PackedList", "PackedStrings"]
-
 T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)

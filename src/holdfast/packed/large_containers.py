@@ -20,8 +20,6 @@ from holdfast.code_origin import module_of, well_known
 from holdfast.introspection.attributes import has_attributes, is_a, own, own_one
 from holdfast.packed.object_sizes import SAMPLE, measure
 
-__all__ = ["LARGE", "Candidate", "Location", "advice", "large_containers"]
-
 LARGE = 1 << 20
 """Smaller containers, in bytes, are not reported."""
 _OBJECTS = 1000

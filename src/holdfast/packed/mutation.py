@@ -16,8 +16,6 @@ from typing import Any
 
 from holdfast.code_origin import module_of
 
-__all__ = ["Change", "changes", "unreadable"]
-
 # Methods that create attributes; they have run before the dataset is packed.
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__getstate__"})
 _OF_LISTS = {"append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"}

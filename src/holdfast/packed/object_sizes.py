@@ -12,8 +12,6 @@ import torch
 
 from holdfast.introspection.attributes import own
 
-__all__ = ["SAMPLE", "deep_size", "measure", "object_count"]
-
 SAMPLE = 1000
 """Items of a container that are measured."""
 _DEPTH = 8

@@ -25,8 +25,6 @@ from holdfast.packed.large_containers import LARGE, Candidate, Location, large_c
 from holdfast.packed.mutation import changes, unreadable
 from holdfast.packed.object_sizes import deep_size, object_count
 
-__all__ = ["PackReport", "Packed", "Refused", "pack"]
-
 _COMPARED = 1000
 _PER_OBJECT = 16 << 10
 

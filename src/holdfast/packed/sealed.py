@@ -23,8 +23,6 @@ from typing import Any
 
 from holdfast import kernel
 
-__all__ = ["Sealed", "Writer"]
-
 SMALL = 64 << 10
 """Contents below this are plain bytes."""
 _ALIGN = 16

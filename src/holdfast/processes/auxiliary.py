@@ -34,8 +34,6 @@ from holdfast.processes.resources import ProcessResources
 from holdfast.transport.mapping import create
 from holdfast.worker import leak_probe
 
-__all__ = ["LONGEST", "PAYS", "AuxiliaryProcesses", "AuxiliaryResult", "outcome"]
-
 LONGEST = 600.0  # seconds that one may take, with or without progress
 PAYS = 0.75  # of the worker's size, at most, for a fresh process to be worth the change
 

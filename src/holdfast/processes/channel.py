@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 
 from holdfast import kernel
 
-__all__ = ["PACKET", "Channel", "pair"]
-
 PACKET = 64 * 1024  # bytes of payload; well below the default socket buffer of 208 KiB
 _LAST = b"\x00"
 _MORE = b"\x01"

@@ -29,8 +29,6 @@ from holdfast.processes.inbox import Inbox
 from holdfast.processes.nursery_reports import Died, Forked, ForkFailed, Report, Signalled
 from holdfast.processes.resources import ProcessResources
 
-__all__ = ["Exits"]
-
 log = logging.getLogger("holdfast")
 
 NEARLY_ALL = 0.85  # of the free memory that a worker left behind: then it had used up nearly all

@@ -17,8 +17,6 @@ from holdfast.processes.resources import Slot
 from holdfast.transport import codec
 from holdfast.worker.interface import BATCH, ERROR
 
-__all__ = ["Inbox"]
-
 
 class Inbox:
     """Takes the messages of all workers of a pool."""

@@ -25,8 +25,6 @@ from typing import Final, Protocol
 
 from holdfast.autopsy.blackbox import IDLE
 
-__all__ = ["listen", "wait"]
-
 SLICE: Final = 0.05  # seconds between two signs of life
 FATAL: Final = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """Signals that may as well have come from outside."""

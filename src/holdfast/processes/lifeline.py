@@ -18,8 +18,6 @@ import signal
 
 from holdfast import kernel
 
-__all__ = ["ARM", "Lifeline", "arm"]
-
 # A spawned nursery runs this before it imports any module of ours. It does what `arm` and
 # `kernel.signal_at_end` do.
 ARM = """\

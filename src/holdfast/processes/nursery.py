@@ -41,8 +41,6 @@ from holdfast.processes.nursery_main import IGNORED_SIGNALS, NurseryLoop, note_f
 from holdfast.processes.nursery_reports import MESSAGE_BYTES, Report
 from holdfast.processes.spawn import Payload
 
-__all__ = ["ORDER_TIMEOUT", "Nursery"]
-
 ORDER_TIMEOUT = 5.0  # seconds within which a nursery that has started must take an order
 
 

@@ -53,8 +53,6 @@ from holdfast.processes.spare import Assignment, Spare, await_assignment
 from holdfast.processes.stderr import StderrTee
 from holdfast.worker import faults
 
-__all__ = ["IGNORED_SIGNALS", "Deliver", "NurseryLoop", "note_failure", "set_signals"]
-
 # A scheduler, or a user at a terminal, sends these to the process group, for the trainer to handle.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _NOTED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of these: workers may die of them

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MESSAGE_BYTES", "Died", "ForkFailed", "Forked", "Report", "Signalled"]
-
 MESSAGE_BYTES = 64 * 1024  # bytes of an order to the nursery, or of a part of it
 
 

@@ -21,8 +21,6 @@ from holdfast.transport.cuda_host_memory import CudaHostMemory
 from holdfast.transport.pinned_in_place import HostMemory, PinnedBlocks, Quota, sweep
 from holdfast.transport.window import Window
 
-__all__ = ["PinInPlace", "pinner", "quota", "unavailable"]
-
 log = logging.getLogger("holdfast")
 
 RELEASED: Final = 1 << 30  # bytes: enough for the worker to be told at once

@@ -38,8 +38,6 @@ from holdfast.processes.starts import Starts, explaining
 from holdfast.samples.substitute import BatchHints
 from holdfast.worker.interface import Blueprint
 
-__all__ = ["ProcessDriver"]
-
 _Ready = list[tuple[int, int]]  # descriptors, and what they are ready for
 
 

@@ -16,8 +16,6 @@ from holdfast.processes.spawn import Payload, spawn_payload
 from holdfast.worker.interface import Blueprint
 from holdfast.worker.pickling import explain_pickle_error
 
-__all__ = ["LIMITS", "ProcessMethod"]
-
 LIMITS = Limits()
 
 

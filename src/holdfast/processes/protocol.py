@@ -16,46 +16,8 @@ from typing import Any, Final, Literal
 
 from holdfast.limits.worker_limit import Allowance
 from holdfast.worker.interface import (
-    BATCH,
-    ENDED,
-    ERROR,
-    NOTHING_LEFT,
-    RESUMED,
-    TOLD,
-    Blueprint,
     WorkerSetup,
 )
-
-__all__ = [
-    "BATCH",
-    "CONTENT",
-    "ENDED",
-    "ERROR",
-    "FOUND",
-    "GROWN",
-    "HEAD",
-    "MEMORY",
-    "NOTHING_LEFT",
-    "POINT",
-    "RAISED",
-    "READY",
-    "REFUSED",
-    "REMARK",
-    "REPORT",
-    "RESUMED",
-    "RETIRED",
-    "SIZES",
-    "SURVIVED",
-    "TAKEN_UP",
-    "TOLD",
-    "Blueprint",
-    "Equipment",
-    "Order",
-    "Probe",
-    "Setup",
-    "order",
-]
-
 
 # -- when a worker starts -----------------------------------------------------------------
 

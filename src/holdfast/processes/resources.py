@@ -34,8 +34,6 @@ from holdfast.worker.faults import strike_start
 from holdfast.worker.generator_states import global_states
 from holdfast.worker.interface import Blueprint
 
-__all__ = ["ProcessResources", "Slot", "descriptor_lock"]
-
 _descriptors = threading.Lock()
 
 

@@ -23,8 +23,6 @@ from typing import Any
 
 from holdfast import kernel
 
-__all__ = ["Assignment", "Spare", "await_assignment"]
-
 _MESSAGE = 4096  # bytes, at most
 _DESCRIPTORS = 5
 

@@ -30,8 +30,6 @@ from holdfast.processes.spare import Assignment
 from holdfast.transport import codec
 from holdfast.worker import blas_threads
 
-__all__ = ["Payload", "serve_spawned", "spawn_payload"]
-
 _LENGTH = struct.Struct("<q")
 _SPAWNED = """\
 import pickle, sys

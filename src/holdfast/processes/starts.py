@@ -28,8 +28,6 @@ from holdfast.processes.protocol import Probe, Setup
 from holdfast.processes.resources import ProcessResources
 from holdfast.worker import leak_probe
 
-__all__ = ["Starts", "explaining"]
-
 DESCRIPTORS = 3  # in the main process, for each worker
 _REFUSALS = {errno.EAGAIN: "task-limit", errno.ENOMEM: "fork-enomem"}
 """What fork says when there is no room for a process, and the cause that explains it."""

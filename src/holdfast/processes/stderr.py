@@ -36,8 +36,6 @@ from multiprocessing import spawn
 from holdfast import kernel
 from holdfast.autopsy import blackbox
 
-__all__ = ["StderrTee"]
-
 _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 _MAX_LAST_CHUNKS = 32  # read at a death, at most: a pipe holds one, and a child may still write

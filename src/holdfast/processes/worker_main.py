@@ -65,8 +65,6 @@ from holdfast.worker.interface import ERROR, Blueprint
 from holdfast.worker.items import Worker
 from holdfast.worker.sample_seeding import NO_SEEDS
 
-__all__ = ["run"]
-
 WAITING = 0.5  # seconds between two signs of life of a worker that waits for an order
 
 

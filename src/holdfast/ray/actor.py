@@ -33,8 +33,6 @@ from holdfast.worker.items import Worker
 from holdfast.worker.message_host import GONE, READY, REFUSED, Message, MessageHost
 from holdfast.worker.notes import ThreadNotes
 
-__all__ = ["ActorWorker"]
-
 Orders = list[tuple[str, int, Any]]
 NOTES: Final = "notes"  # the concurrency group of what the second thread does
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from holdfast.transport import codec
 
-__all__ = ["Call", "RayBatch"]
-
 
 class RayBatch:
     """A batch that has arrived. Implements `engine.driver.Batch`."""

@@ -11,8 +11,6 @@ from typing import Any
 import ray
 from ray import exceptions
 
-__all__ = ["Death", "HeadWatch", "describe_death"]
-
 LOOK_EVERY = 1.0  # seconds
 LOST_AFTER = 4  # looks in a row without an answer
 ANSWERS_WITHIN = 2.0  # seconds

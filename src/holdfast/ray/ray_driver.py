@@ -46,8 +46,6 @@ from holdfast.ray.cluster import Death, HeadWatch, describe_death
 from holdfast.samples.substitute import BatchHints
 from holdfast.worker.message_host import GONE, READY, SURVIVED, Message
 
-__all__ = ["RayDriver"]
-
 log = logging.getLogger("holdfast")
 
 PATIENCE = 10.0  # seconds that an actor may wait for room in the cluster before that is said

@@ -25,8 +25,6 @@ except ImportError as error:
 
 from holdfast.ray.ray_driver import RayDriver
 
-__all__ = ["LIMITS", "RayMethod"]
-
 log = logging.getLogger("holdfast")
 
 LIMITS = Limits(

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Bottleneck", "find_bottleneck"]
-
 TOO_SHORT: Final = 2.0  # seconds
 TOO_FEW: Final = 5  # batches
 LITTLE: Final = 0.1  # of the time: the trainer hardly waits

@@ -15,8 +15,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Grid", "number"]
-
 POINTS: Final = 1200  # of a curve
 VALUES: Final = 200_000  # of all curves together
 Floats = NDArray[np.float64]

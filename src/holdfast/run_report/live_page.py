@@ -17,8 +17,6 @@ from holdfast.autopsy import logbook
 from holdfast.run_report import page
 from holdfast.run_report.story import tell
 
-__all__ = ["LivePage"]
-
 EVERY: Final = 3.0  # seconds between two questions of the page
 _TIMEOUT: Final = 10.0  # seconds that a client may be silent
 

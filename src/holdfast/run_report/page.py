@@ -18,8 +18,6 @@ from typing import Any
 
 from holdfast import __version__
 
-__all__ = ["as_json", "policy", "render"]
-
 
 def render(story: Mapping[str, Any], *, live: float | None = None) -> str:
     """The page. With `live` it asks the server for news every so many seconds."""

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from holdfast.run_report.curves import number
 
-__all__ = ["Record", "cut", "flat", "list_of", "loader_of", "texts"]
-
 Record = dict[str, Any]
 LONGEST: Final = 8000  # characters of one text
 

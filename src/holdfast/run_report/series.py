@@ -14,8 +14,6 @@ from holdfast.autopsy.tally import BUCKETS, lower_bound
 from holdfast.run_report.curves import Floats, Grid, number
 from holdfast.run_report.record_values import Record, cut, list_of, loader_of
 
-__all__ = ["Flow", "Series", "by_loader", "distributions", "memory_curves", "read_series"]
-
 MOST_CURVES: Final = 256
 STEPS: Final = {
     "fetch": ("fetch",),

@@ -27,8 +27,6 @@ from holdfast.run_report.series import (
     read_series,
 )
 
-__all__ = ["tell"]
-
 WRITING: Final = 30.0  # seconds without a record after which a run is not being written any more
 MOST_INCIDENTS: Final = 1000
 MOST_BAD: Final = 5000

@@ -32,8 +32,6 @@ from holdfast.samples.substitute import BatchHints, Drawn, position_of, sample_o
 if TYPE_CHECKING:
     from holdfast.samples.ledger import Ledger
 
-__all__ = ["Account"]
-
 
 class Account:
     """One epoch."""

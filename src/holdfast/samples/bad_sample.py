@@ -19,16 +19,6 @@ from typing import Any, Final, get_type_hints
 
 from holdfast.samples.sample_keys import decoded, encoded
 
-__all__ = [
-    "ACTIONS",
-    "KINDS",
-    "BadSample",
-    "digest_of",
-    "digest_of_stack",
-    "error_name",
-    "name_of",
-]
-
 KINDS: Final = ("raised", "killed", "stalled", "none", "collate")
 ACTIONS: Final = ("", "skipped", "replaced", "raised", "given")
 VERDICTS: Final = ("bad", "transient", "odd")

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["difference", "form", "majority"]
-
 _DEPTH = 6
 _WIDTH = 64
 

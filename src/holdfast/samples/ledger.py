@@ -23,8 +23,6 @@ from holdfast.samples.policy import Limit, Policy
 from holdfast.samples.quarantine import Quarantine
 from holdfast.samples.sample_keys import Key, description_of, key_of
 
-__all__ = ["Account", "Ledger"]
-
 
 class Ledger:
     """What a loader knows of bad samples, over all its epochs."""

@@ -13,8 +13,6 @@ from typing import Any, Final, Literal
 
 from holdfast.samples.bad_sample import BadSample
 
-__all__ = ["Given", "Limit", "OnBadSample", "Policy", "first_of_its_kind", "may_pass", "summary"]
-
 OnBadSample = Literal["raise", "skip", "replace"] | Callable[[BadSample], Any]
 
 WAITS: Final = (0.1, 0.4)  # seconds before the second and the third try

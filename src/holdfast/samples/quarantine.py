@@ -28,8 +28,6 @@ from holdfast import jsonl
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.sample_keys import key_of
 
-__all__ = ["Quarantine", "QuarantineContents", "label"]
-
 VERSION: Final = 1
 
 

@@ -8,8 +8,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Key", "decoded", "description_of", "encoded", "key_of"]
-
 Key = Hashable
 
 

@@ -22,18 +22,6 @@ import torch
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.sample_keys import key_of
 
-__all__ = [
-    "BatchHints",
-    "Drawn",
-    "code",
-    "copy_index",
-    "keys_of",
-    "order",
-    "position_of",
-    "sample_of",
-    "seed_for",
-]
-
 
 def keys_of(index: Any, batched: bool) -> Sequence[Any]:
     """The keys of the samples that `index` asks for, in order."""

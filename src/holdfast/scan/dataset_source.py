@@ -18,8 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.options import budget_in_bytes
 
-__all__ = ["FoundDataset", "SourceError", "any_dataset", "arguments", "dataset", "named"]
-
 
 class SourceError(ValueError):
     """The named object does not exist, or is not a dataset."""

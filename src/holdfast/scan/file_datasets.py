@@ -11,8 +11,6 @@ import numpy as np
 
 from holdfast.packed.containers import PackedStrings
 
-__all__ = ["IMAGES", "Files", "find", "load_image"]
-
 IMAGES: Final = frozenset(
     {
         ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".jfif", ".jp2", ".jpe", ".jpeg",

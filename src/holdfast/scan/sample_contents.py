@@ -17,8 +17,6 @@ import torch
 
 from holdfast.introspection.data_size import is_image
 
-__all__ = ["digest"]
-
 _DEPTH: Final = 12
 
 

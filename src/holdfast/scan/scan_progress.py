@@ -18,8 +18,6 @@ from typing import Any, Final
 from holdfast import kernel
 from holdfast.scan.scan_statistics import Tally
 
-__all__ = ["ProgressError", "Ranges", "ScanProgress"]
-
 VERSION: Final = 1
 
 

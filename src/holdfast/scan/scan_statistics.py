@@ -22,8 +22,6 @@ from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.batch_outlier import Form, difference
 from holdfast.samples.policy import group_of
 
-__all__ = ["Causes", "Examples", "Forms", "Odd", "SampleReading", "Spread", "Tally"]
-
 SHOWN: Final = 10  # slowest, largest
 EXAMPLES: Final = 5
 MOST_FORMS: Final = 300

@@ -34,8 +34,6 @@ from holdfast.scan.scan_progress import Ranges
 from holdfast.scan.scan_statistics import SampleReading, Tally
 from holdfast.worker.randomness import Randomness, restore_in_process
 
-__all__ = ["Harvest", "ScanSettings", "scan"]
-
 FIRST_BATCH: Final = 16
 LARGEST_BATCH: Final = 4096
 BATCH_SECONDS: Final = 0.5

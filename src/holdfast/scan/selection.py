@@ -12,8 +12,6 @@ from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.quarantine import Quarantine, label
 from holdfast.scan.dataset_source import SourceError
 
-__all__ = ["Listed", "part"]
-
 
 def part(size: int, sample: int | None, seed: int) -> Sequence[int]:
     """`sample` of `size` indices, in order; all if `sample` is None or not less than `size`."""

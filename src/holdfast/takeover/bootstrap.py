@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["began", "original", "paused", "prepare", "withdraw"]
-
 began = time.time()
 _lock = threading.RLock()
 _torchs: dict[tuple[type, str], Any] = {}  # methods that wait for their first call

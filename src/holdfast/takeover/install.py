@@ -30,8 +30,6 @@ from holdfast.loader import DataLoader
 from holdfast.private_names import BaseDataLoaderIter
 from holdfast.takeover import bootstrap
 
-__all__ = ["Installation", "install", "method", "uninstall"]
-
 _lock = threading.RLock()
 _Lock = type(_lock)
 _chain: list[Installation] = []  # the last one is in effect

@@ -29,8 +29,6 @@ from holdfast import option_sources
 from holdfast.loader_identity import LoaderIdentity, name_of
 from holdfast.loader_identity import rank as find_rank
 
-__all__ = ["AskedByAccelerate", "LoaderOfAccelerate", "keep_class"]
-
 log = logging.getLogger("holdfast")
 
 _MODULE = "accelerate.data_loader"

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from holdfast import runtime
 from holdfast.loader_identity import rank as find_rank
 
-__all__ = ["Figures", "figures", "lines", "tell"]
-
 _KINDS = {
     "killed": ("was killed", "were killed"),
     "crashed": ("crashed", "crashed"),

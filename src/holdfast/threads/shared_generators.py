@@ -14,8 +14,6 @@ from holdfast.engine.bells import Bell
 from holdfast.worker.generator_search import Search
 from holdfast.worker.generator_states import State, global_states
 
-__all__ = ["SharedGenerators"]
-
 _GLOBAL = ("torch", "random", "numpy.random")
 _ATTRIBUTES = ("torch_generator", "random_generator", "numpy_generator")
 

@@ -33,8 +33,6 @@ from holdfast.transport.batch_memory import BatchMemory
 from holdfast.worker.interface import BATCH
 from holdfast.worker.message_host import GONE, Message
 
-__all__ = ["ThreadDriver", "stuck_threads"]
-
 REST = 10.0  # seconds without a batch after which memory for batches is released
 GLANCE = 0.05  # seconds over which the CPU time of a stalled thread is compared
 _NO_EVIDENCE = Evidence(start_method="thread")

@@ -14,8 +14,6 @@ from holdfast.threads.worker_thread import Copies, name_of
 from holdfast.transport.stacking import install_for_threads
 from holdfast.worker.interface import Blueprint
 
-__all__ = ["LIMITS", "ThreadMethod"]
-
 LIMITS = Limits(killable=False, kill_after=0.1, stuck=16)
 
 

@@ -36,8 +36,6 @@ from holdfast.worker.items import Worker
 from holdfast.worker.message_host import GONE, READY, REFUSED, Message, MessageHost
 from holdfast.worker.notes import ThreadNotes
 
-__all__ = ["Copies", "ThreadBatch", "WorkerThread"]
-
 Orders = Sequence[tuple[str, int, Any]] | None
 """What to do, in this order; None: end."""
 

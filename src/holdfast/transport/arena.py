@@ -56,9 +56,7 @@ import numpy.typing as npt
 
 from holdfast import kernel
 from holdfast.transport.extents import Extents
-from holdfast.transport.mapping import Mapping, create, outside
-
-__all__ = ["Arena", "Block", "Bytes", "Ref", "create"]
+from holdfast.transport.mapping import Mapping, outside
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -32,8 +32,6 @@ import numpy as np
 
 from holdfast.transport.placement import Bytes
 
-__all__ = ["LARGE", "BatchMemory", "Block"]
-
 LARGE = 1 << 20
 """Bytes from which on memory is used again. Allocators keep smaller blocks."""
 ALIGNMENT = 64  # bytes, as in torch

@@ -19,8 +19,6 @@ from .codec import SMALL
 from .placement import placed, tensor_on
 from .stacking import Stacking, stack_in_thread, stack_into, stack_plainly
 
-__all__ = ["install"]
-
 _torch_stack: Callable[..., torch.Tensor] = private_names.collate_tensors
 _SPARSE = {
     torch.sparse_coo,

@@ -24,8 +24,6 @@ from holdfast.private_names import has_cuda_context
 
 from .pinned_in_place import Fence
 
-__all__ = ["CudaHostMemory"]
-
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
 PRIORITIES = (0, -1, -2, -3)  # torch has a pool for each that the device knows
 MOST_STREAMS = 1024  # in one pool; there are 32

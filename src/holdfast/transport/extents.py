@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-__all__ = ["GRAIN", "LARGE", "PAGE", "Extents", "rounded_up"]
-
 GRAIN = 64
 """Offsets and sizes are multiples of this: a cache line, which also aligns vector loads."""
 PAGE = 4096

@@ -30,8 +30,6 @@ from typing import Any
 
 from holdfast import kernel
 
-__all__ = ["protect", "sweep"]
-
 
 class _Pins:
     """What must not be recycled yet, and for which child."""

@@ -13,8 +13,6 @@ from typing import Any
 from holdfast import kernel
 from holdfast.transport.extents import PAGE, rounded_up
 
-__all__ = ["Mapping", "create", "default_capacity", "outside"]
-
 SMALLEST = 64 << 20
 LAST_RESORT = 1 << 20  # under a tight RLIMIT_FSIZE: what does not fit travels in the message
 LARGEST = 256 << 30

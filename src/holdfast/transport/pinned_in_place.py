@@ -45,8 +45,6 @@ from typing import Literal, Protocol
 from .arena import Bytes
 from .extents import PAGE, rounded_up
 
-__all__ = ["Chunk", "Fence", "HostMemory", "PinnedBlocks", "Quota", "sweep"]
-
 LEAST = 1 << 20
 """Bytes of a block from which on it is worth a registration. Smaller ones are copied."""
 SLACK = 16 << 20

@@ -27,8 +27,6 @@ import torch
 
 from holdfast.introspection.dtypes import AS_NUMPY
 
-__all__ = ["PLACED", "Bytes", "Memory", "Piece", "Placement", "placed", "tensor_on"]
-
 PLACED = 64 << 10
 """Tensors and arrays from this size on are copied to their place one by one."""
 DEPTH = 4

@@ -16,16 +16,6 @@ import torch
 from holdfast import private_names
 from holdfast.transport.placement import Memory, placed, tensor_on
 
-__all__ = [
-    "Stacking",
-    "install_for_threads",
-    "stack_in_thread",
-    "stack_into",
-    "stack_plainly",
-    "stacks",
-    "use_memory",
-]
-
 
 class _Here(threading.local):
     """Where this worker thread makes its large batches."""

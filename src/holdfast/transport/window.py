@@ -23,8 +23,6 @@ from holdfast.transport.extents import PAGE, rounded_up
 from holdfast.transport.mapping import Mapping, outside
 from holdfast.transport.pinned_in_place import HostMemory, PinnedBlocks, Quota
 
-__all__ = ["Kept", "Released", "Window"]
-
 
 class Released(deque[Ref]):
     """A queue of the offsets that the user has released, for one consumer, and the open leases.

@@ -12,8 +12,6 @@ from holdfast.tuning.measurement import Estimate, Setting, Trial
 from holdfast.tuning.reasons import choices, notes
 from holdfast.tuning.search import Request, Search
 
-__all__ = ["Advice", "advise", "plain"]
-
 VERY_BUSY: Final = 0.5
 TOO_BUSY: Final = 0.85  # of the time without a processor: what is left says little
 LEAST_BUDGET: Final = 64 << 20

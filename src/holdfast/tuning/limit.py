@@ -9,8 +9,6 @@ from holdfast.autopsy.machine_facts import in_words
 from holdfast.tuning.measurement import Estimate
 from holdfast.tuning.search import KEPT_WAITING, WORTH_IT, Search
 
-__all__ = ["BUSY_MACHINE", "NOISY", "Confidence", "Limit", "limit_of", "ms", "percent"]
-
 Confidence = Literal["high", "medium", "low"]
 MOST_OF_IT: Final = 0.85
 DISK: Final = 0.3  # of the workers' time

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Final
 
-__all__ = ["Estimate", "Setting", "Slice", "Trial", "Trouble", "estimate"]
-
 MAIN_BUSY: Final = 0.85  # of the time, from which on the main process is what batches wait for
 MOST_CORRECTED: Final = 10.0  # times the rate by the clock
 NEARLY: Final = 1.10  # times a rate: so much more is not worth more workers

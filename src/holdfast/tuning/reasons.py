@@ -11,8 +11,6 @@ from holdfast.tuning.limit import BUSY_MACHINE, limit_of, ms, percent
 from holdfast.tuning.measurement import Estimate
 from holdfast.tuning.search import WORTH_IT, Request, Search
 
-__all__ = ["choices", "notes"]
-
 SLOW_START: Final = 1.0  # seconds
 
 

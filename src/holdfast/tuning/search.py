@@ -16,8 +16,6 @@ from typing import Final
 
 from holdfast.tuning.measurement import NEARLY, Estimate, Setting, Trial, estimate
 
-__all__ = ["Conditions", "Request", "Search"]
-
 LINEAR: Final = 1.15  # times the rate of one worker that each of many may have
 WORTH_IT: Final = NEARLY  # times the rate that more workers have to bring
 AHEAD: Final = 1.15  # times the rate of the training step that is enough

@@ -30,8 +30,6 @@ from holdfast.loader import DataLoader
 from holdfast.option_sources import PREFIX
 from holdfast.tuning.measurement import Setting, Slice, Trouble
 
-__all__ = ["Job", "Ready", "run_trial"]
-
 SLICES: Final = 6  # in which the time is divided, to see how much rates differ
 LONGEST: Final = 4.0  # times the time given, if batches take long or processors are in use
 AT_WORK: Final = 0.3  # of the time given, in which workers were not waiting for a processor

@@ -25,8 +25,6 @@ from holdfast.limits import gauge
 from holdfast.tuning.measurement import Setting, Trial, Trouble
 from holdfast.tuning.trial_process import Job, Ready, run_trial
 
-__all__ = ["hung", "run"]
-
 LOOK: Final = 0.04  # seconds between two looks at what workers are doing
 TO_CLOSE: Final = 1.0  # seconds for the loader to close
 TO_END: Final = 5.0  # seconds for killed processes to be gone

@@ -17,8 +17,6 @@ from holdfast.limits import gauge
 from holdfast.scan import dataset_source
 from holdfast.verbs import terminal
 
-__all__ = ["doctor"]
-
 
 @click.command()
 @click.argument("target", required=False, metavar="[MODULE:NAME | FILE.py:NAME]")

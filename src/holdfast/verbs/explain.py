@@ -22,8 +22,6 @@ from holdfast.explain.explanation import COLLECT, Explanation, Scene, conclude
 from holdfast.verbs import terminal
 from holdfast.verbs.incidents import print_run
 
-__all__ = ["explain"]
-
 KNOWN, NOT_KNOWN = 0, 1
 _CHUNK = 1 << 16  # bytes read at once
 

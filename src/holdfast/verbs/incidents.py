@@ -20,8 +20,6 @@ from holdfast.autopsy.machine_facts import in_words
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.verbs import terminal
 
-__all__ = ["incidents", "print_run"]
-
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))

@@ -20,8 +20,6 @@ from holdfast.scan.dataset_source import SourceError
 from holdfast.verbs import terminal
 from holdfast.worker.leak_tracer import Findings
 
-__all__ = ["leaks", "print_findings"]
-
 NOTHING_GROWS, SOMETHING_GROWS, NOT_FINISHED = 0, 1, 3
 
 

@@ -16,8 +16,6 @@ from holdfast.run_report import page
 from holdfast.run_report.live_page import LivePage
 from holdfast.run_report.story import tell
 
-__all__ = ["report"]
-
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))

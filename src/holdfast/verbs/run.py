@@ -21,8 +21,6 @@ import click
 
 import holdfast
 
-__all__ = ["command", "default_logbook", "environment", "run"]
-
 STARTUP = Path(holdfast.__file__).parent / "takeover" / "startup"
 
 OPTIONS = {

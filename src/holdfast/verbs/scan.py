@@ -30,8 +30,6 @@ from holdfast.scan.scanner import scan as scan_samples
 from holdfast.scan.selection import Listed, part
 from holdfast.views.scan_report import Bar, Report, console, show
 
-__all__ = ["scan"]
-
 ALL_GOOD, SOME_BAD, NOT_FINISHED = 0, 1, 3
 SAVE_EVERY: Final = 1.0  # seconds
 

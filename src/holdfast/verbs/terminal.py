@@ -14,17 +14,6 @@ from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Cause, Remedy
 from holdfast.autopsy.verdict import Verdict
 
-__all__ = [
-    "ProgressLine",
-    "as_json",
-    "console",
-    "remedies_as_json",
-    "show_aside",
-    "show_cause",
-    "show_remedies",
-    "show_verdict",
-]
-
 _COLOURS = {"high": "green", "medium": "yellow", "low": "red"}
 _SURE = {"high": "sure", "medium": "likely", "low": "perhaps"}
 

@@ -10,8 +10,6 @@ import click
 from holdfast.verbs import terminal
 from holdfast.views import worker_table as view
 
-__all__ = ["top"]
-
 
 @click.command()
 @click.argument("pid", required=False, type=click.IntRange(1))

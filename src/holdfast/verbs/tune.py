@@ -31,8 +31,6 @@ from holdfast.verbs import terminal
 from holdfast.views import tuning_view
 from holdfast.worker.pickling import find_unpicklable
 
-__all__ = ["tune"]
-
 FOUND, NOTHING_FOUND, INTERRUPTED = 0, 3, 130
 STALL_TIMEOUT: Final = 20.0  # seconds, and at most a third of all
 TRIALS: Final = 40  # of which there is time for

@@ -14,8 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Stacks", "innermost"]
-
 _TIMEOUT = 3.0  # seconds that one run of py-spy may take
 _INTERVAL = 0.5  # seconds between two runs
 _LIBRARIES = ("/multiprocessing/", "/torch/", "/threading.py", "/selectors.py", "<frozen")

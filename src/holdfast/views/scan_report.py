@@ -19,8 +19,6 @@ from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import group_of
 from holdfast.scan.scan_statistics import Examples, Spread, Tally
 
-__all__ = ["Bar", "Report", "console", "in_seconds", "in_time", "show"]
-
 LINE_INTERVAL: Final = 30.0  # seconds, where there is no terminal
 SHOWN_CAUSES: Final = 20
 SHOWN_FORMS: Final = 10

@@ -26,8 +26,6 @@ from holdfast.loader_identity import rank
 from holdfast.loader_report import Report, of
 from holdfast.views.scan_report import LINE_INTERVAL, console, in_time
 
-__all__ = ["Track", "track"]
-
 T = TypeVar("T")
 Show = Callable[["Track[Any]"], None]
 

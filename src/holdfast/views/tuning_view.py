@@ -13,8 +13,6 @@ from holdfast.tuning.advice import Advice
 from holdfast.tuning.measurement import Estimate, Setting
 from holdfast.tuning.search import Request, Search
 
-__all__ = ["conditions_in_words", "rate_in_words", "show", "show_curve"]
-
 _WIDTH = 100
 _BAR = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉"

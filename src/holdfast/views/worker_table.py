@@ -21,8 +21,6 @@ from holdfast.autopsy.readers import HERE, Roots, cgroup, procfs
 from holdfast.views.py_spy import Stacks
 from holdfast.views.workers import SMAPS_TIME_SHARE, Worker, WorkerMonitor
 
-__all__ = ["draw", "run", "surroundings"]
-
 _NOTABLE_GROWTH = 10 << 10  # bytes per second from which growth is coloured: 36 MB per hour
 _FILE_WIDTH = 120  # characters per line, if not on a terminal
 _STATES = {"R": "green", "D": "red", "T": "red", "t": "red", "Z": "red"}

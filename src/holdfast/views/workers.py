@@ -19,8 +19,6 @@ from holdfast.autopsy.blackbox import NAME, NURSERY, Note, read_from_outside
 from holdfast.autopsy.readers import HERE, Roots, procfs, text
 from holdfast.autopsy.worker_status import STATUS_NAME, read_status
 
-__all__ = ["Memory", "Worker", "WorkerMonitor"]
-
 _WORKER = "pt_data_worker"
 _TICKS = os.sysconf("SC_CLK_TCK")
 SMAPS_TIME_SHARE = 0.01

@@ -44,8 +44,6 @@ from holdfast.introspection.dtypes import AS_NUMPY
 from holdfast.private_names import without_torch_function
 from holdfast.worker.fingerprint_memory import MemoryReader
 
-__all__ = ["DROPPED_BATCH", "NO_BATCH", "fingerprint", "fingerprint_of_error", "unseen"]
-
 NO_BATCH: Final = 0  # for an answer without a batch; no fingerprint is this number
 DROPPED_BATCH: Final = 1  # for a batch in which no sample is left
 _RESERVED: Final = 2

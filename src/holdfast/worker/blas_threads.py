@@ -14,8 +14,6 @@ from collections.abc import Mapping
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["VARIABLES", "decided", "find", "limit"]
-
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 

@@ -21,9 +21,6 @@ from typing import Any, NamedTuple
 from holdfast.errors import UnusualExit, WorkerError
 from holdfast.private_names import key_error_message
 
-__all__ = ["SampleRef", "describe", "rebuild", "rebuild_here", "without_our_frames"]
-
-
 _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11 and later
 
 

@@ -20,8 +20,6 @@ import signal
 import time
 from dataclasses import dataclass
 
-__all__ = ["POINTS", "START_POINTS", "VARIABLE", "Fault", "Faults", "parse", "strike_start"]
-
 VARIABLE = "HOLDFAST_FAULTS"
 POINTS = (
     "before-setup",

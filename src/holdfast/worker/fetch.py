@@ -21,16 +21,6 @@ from holdfast.transport.placement import Memory, Placement
 from holdfast.worker.faults import Faults
 from holdfast.worker.sample_seeding import SampleSeeds, SeededItems, first_key
 
-__all__ = [
-    "SELDOM",
-    "Fetcher",
-    "IterableFetcher",
-    "MapFetcher",
-    "has_state",
-    "makes_batches",
-    "state_of",
-]
-
 SELDOM = 15  # after a batch of small samples, batches in which no large ones are expected
 
 

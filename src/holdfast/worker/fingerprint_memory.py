@@ -13,8 +13,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MemoryReader"]
-
 SMALL: Final = 2048  # bytes of an array up to which they go in as they are,
 WHOLE: Final = 1 << 16  # and up to which their checksum does;
 IN_ALL: Final = 1 << 18  # bytes of a batch at most that go in in that way

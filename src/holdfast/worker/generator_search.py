@@ -23,8 +23,6 @@ from holdfast.introspection.attributes import is_a
 from holdfast.introspection.dataset_parts import KEYS, WIDTH, Part, wide
 from holdfast.worker.generator_states import GENERATORS, State, state_of
 
-__all__ = ["MOST", "Kept", "Link", "Search", "generator_state"]
-
 MOST: Final = 1000
 """Generators that are kept. Each costs about a microsecond after every batch."""
 _DEPTH: Final = 12

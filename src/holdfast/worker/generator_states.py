@@ -30,8 +30,6 @@ import torch
 
 from holdfast.introspection.attributes import dict_of, is_a
 
-__all__ = ["GENERATORS", "State", "global_states", "state_of", "twister_setters"]
-
 _TWISTER = 624 * 4 + 4
 _PYTHONS: Any = random.getstate.__self__  # type: ignore[attr-defined]
 _NUMPYS: Any = np.random.get_state.__self__  # type: ignore[attr-defined]

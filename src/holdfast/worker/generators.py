@@ -32,8 +32,6 @@ from holdfast.worker.generator_search import MOST, Kept, Link, Search, generator
 from holdfast.worker.generator_states import State, plain_loads
 from holdfast.worker.worker_rng import WorkerRng
 
-__all__ = ["Generators", "Own", "Roots"]
-
 Roots = Callable[[], Iterable[tuple[str, Any]]]
 Own = Sequence[tuple[State, bytes]]
 """States in this process, to be restored in it."""

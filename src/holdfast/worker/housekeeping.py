@@ -36,8 +36,6 @@ from holdfast.limits.growth import Point
 from holdfast.limits.shares import BASE
 from holdfast.limits.worker_limit import Allowance, Ladder, Rung
 
-__all__ = ["Copies", "Garbage", "Housekeeper", "trim"]
-
 STEP: Final = 32 << 20  # growth after which young garbage is collected
 LARGEST_STEP: Final = 1 << 30
 QUICK: Final = 0.004  # seconds between two measurements while a batch is made

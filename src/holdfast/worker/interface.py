@@ -24,19 +24,6 @@ from holdfast.transport.placement import Memory
 from holdfast.worker.faults import Faults
 from holdfast.worker.sample_seeding import EpochSeeds
 
-__all__ = [
-    "BATCH",
-    "ENDED",
-    "ERROR",
-    "NOTHING_LEFT",
-    "RESUMED",
-    "TOLD",
-    "Blueprint",
-    "Host",
-    "Notes",
-    "WorkerSetup",
-]
-
 # Kinds of answers; the letters are how worker processes send them.
 BATCH: Final = b"B"
 ERROR: Final = b"E"  # a `Failure`

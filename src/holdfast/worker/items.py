@@ -51,8 +51,6 @@ from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
 
-__all__ = ["Worker"]
-
 UNKNOWN: Final = pickle.dumps({"dataset": None})
 """In place of a state that the dataset could not give: there is one for every answer."""
 

@@ -26,8 +26,6 @@ from holdfast.worker.housekeeping import Housekeeper
 from holdfast.worker.leak_tracer import Findings, Tracer, TracingFailed
 from holdfast.worker.replica import Replica
 
-__all__ = ["LONGEST", "ROUNDS", "find"]
-
 LONGEST: Final = 600.0  # seconds in all
 CPU: Final = 60.0  # seconds of CPU time
 COMPARED: Final = 3

@@ -35,18 +35,6 @@ from holdfast.autopsy.readers import procfs
 from holdfast.introspection.attributes import dict_of, is_a, own
 from holdfast.worker.housekeeping import trim
 
-__all__ = [
-    "Findings",
-    "Grown",
-    "Round",
-    "Tracer",
-    "TracingFailed",
-    "describe_findings",
-    "findings",
-    "growing",
-    "take_snapshot",
-]
-
 FRAMES: Final = 12
 FADING: Final = 0.3  # of the first round's growth: less in the last, and it is a cache
 WORTH_IT: Final = 8 << 10  # bytes a line must grow by in a round

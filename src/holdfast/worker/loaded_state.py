@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["keep", "load", "take_back"]
-
 _MISSING: Final = object()
 _Changes = dict[str, tuple[Any, Any]]  # by attribute: the value before, and the one assigned
 _loaded: dict[int, tuple[Callable[[], Any], _Changes]] = {}

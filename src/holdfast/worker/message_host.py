@@ -9,8 +9,6 @@ from holdfast.engine.continuation import ResumptionResult
 from holdfast.samples.bad_sample import BadSample
 from holdfast.transport.placement import Memory
 
-__all__ = ["Message", "MessageHost"]
-
 Message = tuple[Any, ...]
 """What it says, and the content: one of these, or a kind of answer (see `worker.interface`)."""
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from holdfast.autopsy.blackbox import BOOT, STATE, STEPS, Note
 from holdfast.autopsy.tally import SampleWatch, step_seconds
 
-__all__ = ["FEWEST", "ThreadNotes"]
-
 _NOTHING = -1
 FEWEST = 3  # states: before the last item answered, before the next, and the one being written
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from holdfast.introspection.attributes import own
 
-__all__ = ["explain_pickle_error", "find_unpicklable"]
-
 _DEPTH = 12
 _WIDTH = 1000
 

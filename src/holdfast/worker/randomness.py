@@ -33,8 +33,6 @@ from holdfast.worker.generator_states import State, global_states
 from holdfast.worker.generators import Generators, Own, Roots
 from holdfast.worker.worker_rng import WorkerRng
 
-__all__ = ["OWN_AT", "Randomness", "Snapshot", "restore_in_process", "seed_worker"]
-
 # For which number the dataset's own generators were last searched for; the sizes of the global
 # states.
 _HEAD = struct.Struct("<qIII")

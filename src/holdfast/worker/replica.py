@@ -26,8 +26,6 @@ from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
 from holdfast.worker.worker_rng import WorkerRng
 
-__all__ = ["Replica"]
-
 
 class Replica:
     """The dataset of one worker."""

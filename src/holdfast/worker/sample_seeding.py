@@ -34,8 +34,6 @@ from numpy.typing import NDArray
 from holdfast.samples.sample_keys import description_of
 from holdfast.worker.generator_states import State, global_states, twister_setters
 
-__all__ = ["NO_SEEDS", "EpochSeeds", "SampleSeeds", "SeededItems", "first_key", "kept_states"]
-
 # Kinds of requests. Each has a second one, for keys that are no whole numbers of 64 bits.
 _SAMPLE, _BATCH, _ELEMENT, _BATCH_OF_STREAM = 0, 2, 4, 6
 _BEFORE_THE_FIRST: Final = 2**64 - 1  # the position of a stream when iter() is called

@@ -33,16 +33,6 @@ from holdfast.worker.fetch import IterableFetcher, state_of
 from holdfast.worker.replica import Replica
 from holdfast.worker.tolerant import DROPPED
 
-__all__ = [
-    "STATE_FAILED",
-    "StreamResumption",
-    "at_the_end",
-    "draw_and_drop",
-    "end_epoch",
-    "state_between_epochs",
-    "state_now",
-]
-
 STATE_FAILED: Final = "stream-state-failed"
 """What a worker's remark is about if the state of its dataset cannot be read."""
 Remark = Callable[[str, str], None]

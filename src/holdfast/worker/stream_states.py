@@ -20,8 +20,6 @@ from holdfast.worker.batch_fingerprint import NO_BATCH, fingerprint, fingerprint
 from holdfast.worker.fetch import state_of
 from holdfast.worker.randomness import Snapshot, restore_in_process
 
-__all__ = ["States", "StreamStates"]
-
 States = tuple[Any, Any]  # of the dataset, and of its iterator
 AHEAD: Final = 4  # elements after a failure that are drawn to compare them
 MOST_BAD: Final = 16  # bad ones in a row, before these

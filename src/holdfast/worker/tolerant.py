@@ -42,8 +42,6 @@ from holdfast.worker.sample_seeding import kept_states
 if TYPE_CHECKING:
     from holdfast.transport.placement import Placement
 
-__all__ = ["DROPPED", "Batch", "Row", "TolerantFetcher", "Trouble"]
-
 
 class _Dropped:
     def __repr__(self) -> str:

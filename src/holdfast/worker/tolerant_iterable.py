@@ -24,8 +24,6 @@ from holdfast.worker.fetch import SELDOM, IterableFetcher
 from holdfast.worker.stream_states import StreamStates
 from holdfast.worker.tolerant import DROPPED, Batch, Row, TolerantFetcher, Trouble
 
-__all__ = ["TolerantIterableFetcher"]
-
 NO_PROGRESS: Final = 16  # equal failures of an iterator in a row
 
 

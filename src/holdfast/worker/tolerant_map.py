@@ -27,9 +27,6 @@ from holdfast.worker.fetch import SELDOM, MapFetcher, makes_batches
 from holdfast.worker.randomness import Snapshot, restore_in_process
 from holdfast.worker.tolerant import DROPPED, Batch, Row, TolerantFetcher, Trouble
 
-__all__ = ["TolerantMapFetcher"]
-
-
 _UNLOADED: Final = object()  # a sample that ``__getitems__`` is to load with the others
 _FAILED: Final = object()
 

@@ -18,8 +18,6 @@ import torch
 from holdfast.private_names import numpy_seeds
 from holdfast.worker.generator_states import state_of
 
-__all__ = ["Rng", "WorkerRng"]
-
 _PATH = "get_worker_info().rng."
 
 _MAKE: dict[str, Callable[[int, int], Any]] = {

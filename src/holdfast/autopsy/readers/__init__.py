@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HERE", "Roots", "is_folder", "number", "text"]
-
 
 @dataclass(frozen=True)
 class Roots:

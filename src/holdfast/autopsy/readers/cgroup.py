@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 
 from holdfast.autopsy.readers import HERE, Roots, is_folder, number, text
 
-__all__ = ["Confinement", "Group", "Room", "confinement", "groups", "kills", "kills_of", "rooms"]
-
 _UNLIMITED = 1 << 60  # v1 writes a number near 2**63 for "no limit"
 
 

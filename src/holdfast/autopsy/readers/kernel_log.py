@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from holdfast import kernel
 from holdfast.autopsy.readers import HERE, Roots, procfs
 
-__all__ = ["KernelLog", "Subject", "about", "newer", "read", "subject"]
-
 _MAX_RECORDS = 20_000  # of /dev/kmsg, at most
 _RECORD_BYTES = 8192  # bytes of one record
 _CLOCK_SLACK = 30.0  # seconds by which the kernel's clock may differ

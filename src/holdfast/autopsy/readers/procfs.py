@@ -13,32 +13,6 @@ from pathlib import Path
 
 from holdfast.autopsy.readers import HERE, Roots, is_folder, number, text
 
-__all__ = [
-    "Activity",
-    "Fill",
-    "Limits",
-    "Meminfo",
-    "Size",
-    "activity",
-    "caught_signals",
-    "data",
-    "descriptors",
-    "fill",
-    "in_first_namespace",
-    "is_dead",
-    "limits",
-    "machine_kills",
-    "meminfo",
-    "pending_signals",
-    "rollup",
-    "scheduled",
-    "setting",
-    "size",
-    "stat",
-    "tasks",
-    "threads",
-]
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel

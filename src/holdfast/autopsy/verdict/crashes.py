@@ -9,8 +9,6 @@ from holdfast.autopsy.machine_facts import in_words
 from holdfast.autopsy.verdict.draft import Verdict, end_of, verdict, where
 from holdfast.explain.clues import find
 
-__all__ = ["abort", "bus_error", "crash"]
-
 _SMALL_SHM = 256 << 20  # bytes: a container's default /dev/shm, and a little more
 _MAPPED = re.compile(r"memmap|lmdb|mmap|safetensors|pyarrow|hdf5|h5py", re.IGNORECASE)
 _CRASHES = {"SIGSEGV": "native-segv", "SIGFPE": "native-segv", "SIGILL": "illegal-instruction"}

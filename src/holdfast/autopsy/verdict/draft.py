@@ -10,8 +10,6 @@ from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.stack import innermost, users
 
-__all__ = ["AT_ONCE", "Verdict", "end_of", "to_all", "verdict", "where"]
-
 AT_ONCE = 5.0  # seconds after a signal to the process group in which a death may be due to it
 
 

@@ -9,8 +9,6 @@ from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.autopsy.verdict.draft import Verdict, to_all, verdict
 
-__all__ = ["sigkill"]
-
 _NOT_BY_US = "SIGKILL that holdfast did not send"
 _BY_A_PROCESS = "so a process sent it, perhaps the worker itself; a signal does not name its sender"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.verdict.draft import AT_ONCE, Verdict, to_all, verdict
 
-__all__ = ["by_itself", "cpu_limit", "other_signal", "told_to_end"]
-
 
 def by_itself(e: Evidence) -> Verdict | None:
     if not e.sent_by_itself:

@@ -9,8 +9,6 @@ from holdfast.autopsy.stack import file_of, frames
 from holdfast.autopsy.verdict.draft import Verdict, verdict, where
 from holdfast.code_origin import of_file
 
-__all__ = ["stall"]
-
 _STORAGE = re.compile(
     r"nfs|rpc_|fuse|request_wait_answer|ceph|cifs|smb|lustre|ptlrpc|gpfs|beegfs|9p|p9_|io_schedule|wait_on_page|folio_wait|"
     r"blk_|jbd2|xfs_|ext4_|btrfs|submit_bio|wait_on_buffer|netfs"

@@ -11,16 +11,6 @@ from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.verdict.draft import AT_ONCE, Verdict, end_of, to_all, verdict
 from holdfast.explain.clues import Finding, find
 
-__all__ = [
-    "exit_status",
-    "failed_start",
-    "lost",
-    "lost_by_ray",
-    "no_known_cause",
-    "not_forked",
-    "only_said",
-]
-
 
 def lost_by_ray(e: Evidence) -> Verdict | None:
     """An actor of a Ray cluster: Ray knows best."""

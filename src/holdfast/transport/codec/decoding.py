@@ -28,8 +28,6 @@ from holdfast.transport.codec.frame import (
 )
 from holdfast.transport.window import Window
 
-__all__ = ["Frame", "Parcel", "decode"]
-
 Frame = bytes | bytearray | memoryview
 """What `encode` returns and a socket delivers."""
 _NUMPY_DTYPES = [AS_NUMPY.get(dtype) for dtype in DTYPES]

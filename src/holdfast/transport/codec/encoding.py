@@ -33,8 +33,6 @@ from holdfast.transport.codec.tensors import (
     span_of_tensor,
 )
 
-__all__ = ["encode", "encode_for_start"]
-
 _MARK = pickle.PickleBuffer(bytearray(1))
 _REGISTERED = reducers
 

@@ -13,8 +13,6 @@ from holdfast.transport.arena import Arena, Block, Bytes
 from holdfast.transport.codec.frame import ALIGN, PADDING, SHARED, SMALL, STORAGE, Entry
 from holdfast.transport.codec.tensors import ADDRESS, CODE, KEY, NBYTES, OWNER, Span
 
-__all__ = ["COMMON", "Room", "place_spans"]
-
 COMMON = 256 << 10
 """Small spans that do not fit into the frame share blocks of this size."""
 

@@ -27,8 +27,6 @@ from holdfast.transport.codec.tensors import (
     span_of_tensor,
 )
 
-__all__ = ["FEW", "outline_of", "plain_frame", "small_frame"]
-
 FEW = 16
 """Batches that are up to this many tensors, and nothing else, are described without pickle."""
 
