@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import types
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import holdfast
 from holdfast import PackedDict, PackedList
-from holdfast.autopsy.readers import procfs
 from holdfast.packed import large_containers
 from holdfast.packed.mutation import changes
 
@@ -239,8 +237,7 @@ def test_the_loader_says_once_what_a_dataset_would_save(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(large_containers, "_WORTH_A_WORD", 1 << 20)
-    little = types.SimpleNamespace(meminfo=lambda: procfs.Meminfo(1 << 20, 1 << 20, 0, 0))
-    monkeypatch.setattr("holdfast.runtime.procfs", little)
+    monkeypatch.setattr(large_containers, "_ALWAYS_WORTH_A_WORD", 0)  # whatever is available
     loader = holdfast.DataLoader(Images(), batch_size=10_000, num_workers=2)
     for _ in range(2):
         list(loader)

@@ -12,7 +12,7 @@ from holdfast.autopsy.catalogue import CATALOGUE  # noqa: E402
 from holdfast.autopsy.evidence import Evidence  # noqa: E402
 from holdfast.autopsy.verdict import judge  # noqa: E402
 from holdfast.ray.cluster import describe_death  # noqa: E402
-from holdfast.ray.ray_driver import RayDriver, _Seat  # noqa: E402
+from holdfast.ray.ray_driver import _Seat  # noqa: E402
 from ray import exceptions  # noqa: E402
 
 
@@ -57,6 +57,4 @@ def test_each_error_of_ray_is_a_cause(error: Exception, cause: str, memory: bool
     ids=["ended", "ordered", "started", "ready"],
 )
 def test_of_where_an_actor_is_nothing_is_said_that_is_not_known(known: Any, words: str) -> None:
-    driver = object.__new__(RayDriver)
-    driver._seats = [_Seat(actor_id="a1", **known)]
-    assert driver.place(0) == words
+    assert _Seat(actor_id="a1", **known).place() == words

@@ -129,7 +129,8 @@ class Flow(abc.ABC):
         self._tasks: dict[int, Task] = {}  # of this epoch, drawn and not delivered
         self._arrived: deque[Task] = deque()  # only with in_order=False
         self._asked = False  # the consumer waits for a batch
-        self._next_number = 0
+        self.next_number = 0
+        """Of the task that is drawn next."""
         self._next_out = 0
         self._turn = 0
         self._load = [0] * workers  # tasks of each that are not delivered
@@ -182,16 +183,11 @@ class Flow(abc.ABC):
         numbers = sorted(self._tasks)
         return numbers if unfinished is None else sorted([*numbers, unfinished.number])
 
-    @property
-    def next_number(self) -> int:
-        """Of the task that is drawn next."""
-        return self._next_number
-
     # -- epochs ---------------------------------------------------------------------------
 
     def _go_to(self, position: Position) -> int:
         """Begin in the middle of an epoch. Returns how many tasks to draw first."""
-        self._next_number = self._next_out = position.number
+        self.next_number = self._next_out = position.number
         self._turn = position.turn
         draws = self.limit
         for seat, one in zip(self.seats, position.seats, strict=True):
@@ -215,7 +211,7 @@ class Flow(abc.ABC):
         self._unpack()
         self._tasks.clear()
         self._arrived.clear()
-        self._next_number = self._next_out = self._turn = 0
+        self.next_number = self._next_out = self._turn = 0
         self._load = [0] * self.workers
         self._active, self._room_each = self.workers, self._prefetch
         self._open = (1 << self.workers) - 1
@@ -237,8 +233,8 @@ class Flow(abc.ABC):
         worker = self._whose_turn()
         if worker is None:
             return NO_ACTIONS
-        number = self._next_number
-        self._next_number = number + 1
+        number = self.next_number
+        self.next_number = number + 1
         task = self._tasks[number] = Task(number, event.index, self.epoch, worker, event.keys)
         load = self._load[worker] + 1
         self._load[worker] = load
@@ -469,7 +465,7 @@ class Flow(abc.ABC):
         """What the consumer gets now; None if it has to wait."""
         if self._arrived:
             return self._deliver(self._arrived.popleft())
-        while self._next_out < self._next_number:
+        while self._next_out < self.next_number:
             task = self._tasks.get(self._next_out)
             if task is not None:
                 if task.state is _DONE:

@@ -162,9 +162,9 @@ class Exits:
         if not self._told_of_renewal:
             self._told_of_renewal = True
             log.warning(
-                "%sworkers stall on a lock that was held when they were forked, and so it is in "
-                "all that come from the same process: they are forked from the trainer anew, where "
-                "it is probably free by now, and the run goes on. To be safe from it, use "
+                "%sworkers stall on a lock that was held when they were forked. All workers that "
+                "come from the same process would, so workers are forked from the trainer again, "
+                "where the lock is probably free by now. The run goes on. To avoid this, use "
                 "multiprocessing_context='forkserver'.",
                 self._options.origin.prefix,
             )

@@ -82,6 +82,16 @@ class _Seat(MessageRecord):
     stalled: bool = False  # it is being ended because of that
     largest: int = 0  # bytes of a batch
 
+    def place(self) -> str:
+        """Where the actor is, as far as that is known."""
+        if self.worker is None:
+            return f"actor {self.actor_id}, which has ended"
+        if self.node:
+            return f"actor {self.actor_id} on node {self.node}, pid {self.pid} there"
+        if self.born:
+            return f"actor {self.actor_id}, whose process has started and is not ready yet"
+        return f"actor {self.actor_id}, which waits for its start"
+
 
 class RayDriver(MessageDriver[_Seat]):
     """Implements `Driver`, where the methods are described."""
@@ -365,14 +375,7 @@ class RayDriver(MessageDriver[_Seat]):
         return Progress(seat.note, 0 if seat.born else int(self.clock() * 1000), seat.active)
 
     def place(self, worker: int) -> str:
-        seat = self._seats[worker]
-        if seat.worker is None:
-            return f"actor {seat.actor_id}, which has ended"
-        if seat.node:
-            return f"actor {seat.actor_id} on node {seat.node}, pid {seat.pid} there"
-        if seat.born:
-            return f"actor {seat.actor_id}, whose process has started and is not ready yet"
-        return f"actor {seat.actor_id}, which waits for its start"
+        return self._seats[worker].place()
 
     def tally(self) -> Tally:
         return Tally()  # actors do not count

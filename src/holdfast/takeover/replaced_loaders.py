@@ -125,7 +125,7 @@ def _say_it_is_lost(loader: Any) -> None:
     log.warning(
         "%sAccelerate replaces this holdfast loader by torch's own: workers are not replaced when "
         "they die or hang, and options such as on_bad_sample have no effect. holdfast.install() at "
-        "the beginning of the program gives that one the engine too, with the options that "
-        "install() is given",
+        "the beginning of the program gives the new loader holdfast's engine too, with the options "
+        "of install()",
         LoaderIdentity(loader.name or name_of(loader.dataset), rank.told).prefix,
     )
