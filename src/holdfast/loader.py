@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -304,12 +303,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __enter__(self) -> DataLoader[T_co]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

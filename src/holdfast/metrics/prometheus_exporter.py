@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from holdfast.metrics.readings import COUNTERS, GAUGES, LABELS, Loaders, figures
@@ -84,12 +83,7 @@ class Exporter:
     def __enter__(self) -> Exporter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- what prometheus_client calls, in a thread of its own ------------------------------

@@ -92,12 +92,6 @@ def warm_up(parent: int) -> None:
         worker=0,
         generation=0,
         seeds=NO_SEEDS,
-        answered=0,
-        epochs_done=0,
-        batches_done=0,
-        exhausted=False,
-        random_state=None,
-        epoch_state=None,
         held=(),
         allowance=Allowance(None),
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch.utils.data
@@ -47,12 +46,7 @@ class Installation:
         self._entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _lock:
             self._entered = False
             if any(one is self for one in _chain):

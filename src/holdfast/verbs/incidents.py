@@ -30,16 +30,7 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
 
     Exit status: 0 if nothing went wrong, 1 if something did, 2 if FOLDER is not a logbook.
     """
-    try:
-        run = logbook.read(folder)
-    except OSError as error:
-        raise click.UsageError(str(error)) from None
-    if run.empty:
-        damaged = f" ({run.damaged} lines in it are not records)" if run.damaged else ""
-        raise click.UsageError(
-            f"{folder} contains no logbook{damaged}: expected run.json or incidents.jsonl, written "
-            f"by DataLoader(..., logbook={str(folder)!r})"
-        )
+    run = terminal.read_logbook(folder)
     if as_json:
         click.echo(json.dumps(asdict(run), indent=2))
     else:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from holdfast.autopsy import logbook
 from holdfast.run_report import page
 from holdfast.run_report.live_page import LivePage
 from holdfast.run_report.story import tell
+from holdfast.verbs import terminal
 
 
 @click.command()
@@ -41,16 +41,7 @@ def report(
     """
     if watch and output is not None:
         raise click.UsageError("--watch serves the page and writes no file; leave out --output")
-    try:
-        run = logbook.read(folder)
-    except OSError as error:
-        raise click.UsageError(str(error)) from None
-    if run.empty:
-        damaged = f" ({run.damaged} lines in it are not records)" if run.damaged else ""
-        raise click.UsageError(
-            f"{folder} contains no logbook{damaged}: expected run.json or progress.jsonl, written "
-            f"by DataLoader(..., logbook={str(folder)!r})"
-        )
+    run = terminal.read_logbook(folder)
     title = title or folder.resolve().name
     if watch:
         _serve(folder, title, port, opens)

@@ -1,17 +1,20 @@
-"""How verdicts and causes look on a terminal, and as JSON."""
+"""What verbs have in common: reading a logbook, and how verdicts look on a terminal and as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Cause, Remedy
+from holdfast.autopsy.logbook import LoggedRun
 from holdfast.autopsy.verdict import Verdict
 
 _COLOURS = {"high": "green", "medium": "yellow", "low": "red"}
@@ -129,3 +132,18 @@ def _item(out: Console, words: str, hanging: int = 0) -> None:
     else:
         words = f"    {words}"
     out.print(Text(words))
+
+
+def read_logbook(folder: Path) -> LoggedRun:
+    """What is in a logbook; a wrong usage if the folder has none."""
+    try:
+        run = logbook.read(folder)
+    except OSError as error:
+        raise click.UsageError(str(error)) from None
+    if run.empty:
+        damaged = f" ({run.damaged} lines in it are not records)" if run.damaged else ""
+        raise click.UsageError(
+            f"{folder} contains no logbook{damaged}: expected run.json and *.jsonl, written by "
+            f"DataLoader(..., logbook={str(folder)!r})"
+        )
+    return run

@@ -61,12 +61,12 @@ class WorkerSetup:
     worker: int
     generation: int
     seeds: EpochSeeds
-    answered: int
-    epochs_done: int  # epochs the replica has been in before this one
-    batches_done: int  # batches it has made in this one
-    exhausted: bool
-    random_state: bytes | None  # before the first item it will be asked for
-    epoch_state: bytes | None  # when the replica's epoch began, if that was not its first
+    answered: int = 0
+    epochs_done: int = 0  # epochs the replica has been in before this one
+    batches_done: int = 0  # batches it has made in this one
+    exhausted: bool = False
+    random_state: bytes | None = None  # before the first item it will be asked for
+    epoch_state: bytes | None = None  # when the replica's epoch began, if that was not its first
     told: tuple[PastNotice, ...] = ()  # what its predecessors were told
     settled: int = 0  # after so many of these a batch was answered, with the error if one raised,
     settled_earlier: int = 0  # and after so many before this epoch
