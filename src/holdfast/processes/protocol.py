@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from holdfast.limits.worker_limit import Allowance
-from holdfast.worker.interface import (
-    WorkerSetup,
-)
+from holdfast.worker.interface import WorkerSetup
 
 # -- when a worker starts -----------------------------------------------------------------
 
@@ -77,8 +75,8 @@ Order = Literal[
 ]
 """What the worker is to do:
 
-- task: make a batch. briefed: the same, with hints on bad samples. several: several of these.
-- trial: load one sample alone (an isolation test).
+- task: make a batch. hinted: the same, with hints on bad samples. several: several of these.
+- test: load one sample alone (an isolation test).
 - resume: begin another epoch.
 - tell: hear a notice.
 - released: nothing, but blocks of its arena are free again.
