@@ -121,6 +121,7 @@ def _worker(one: WorkerCheckpoint, text: Texts, number: int) -> dict[str, Any]:
             "between_epochs": _opened(stream.state_between_epochs),
             "epoch_state": told("epoch", stream.epoch_state),
             "seeds": to_plain(tuple(stream.seeds)),
+            "shares_draws": stream.shares_draws,
         },
     }
     return made
@@ -241,6 +242,7 @@ def _read_worker(one: Mapping[str, Any]) -> WorkerCheckpoint:
         _raw(stream["epoch_state"]),
         _closed(stream["between_epochs"]),
         EpochSeeds(*from_plain(stream["seeds"])),
+        shares_draws=bool(stream.get("shares_draws")),
     )
     return WorkerCheckpoint(seat, random_state, _raw(one["random_before"]), kept)
 

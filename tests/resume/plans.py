@@ -176,6 +176,33 @@ class ShufflesItself(IterableDataset[Any]):
             yield reveal(number)
 
 
+class ShufflesWhenBegun(ShufflesItself):
+    """In ``__iter__`` itself, with all of the program's generators and one of its own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.rng = random.Random(5)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.random.permutation(share(self.size))[torch.randperm(len(share(self.size)))]
+        numbers = order.tolist()
+        random.shuffle(numbers)
+        self.rng.shuffle(numbers)
+        return map(reveal, numbers)
+
+
+class PicksFromABuffer(ShufflesItself):
+    """With one of the program's generators, sample by sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer: list[int] = []
+        for number in share(self.size):
+            buffer.append(number)
+            if len(buffer) == 5:
+                yield buffer.pop(random.randrange(5))
+        yield from buffer
+
+
 class KnowsItsEpoch(Resumable):
     """Its state has the number of its epoch too."""
 
@@ -427,6 +454,15 @@ QUICK: dict[str, Plan] = {
     ),
     "a stream that shuffles itself, without workers": Plan(
         ShufflesItself, workers=0, breaks=((0, 1), (1, 4)), epochs=3
+    ),
+    "a stream that shuffles when it is begun, without workers": Plan(
+        ShufflesWhenBegun, workers=0, breaks=((0, 0), (0, 1), (1, 4)), epochs=3
+    ),
+    "the same by torch's generator, without workers": Plan(
+        ShufflesWhenBegun, workers=0, breaks=((0, 3), (1, 4)), epochs=3, generator=False
+    ),
+    "a stream that shuffles when it is begun": Plan(
+        ShufflesWhenBegun, options=KEEP, breaks=((0, 1), (1, 4)), epochs=3
     ),
     "a stream whose state has its epoch": Plan(
         KnowsItsEpoch, workers=0, breaks=((0, 4), (1, 1), (1, 4)), epochs=3

@@ -21,7 +21,9 @@ from tests.resume.plans import (
     SLOW,
     AtItsNextBeginning,
     LoadsWhenBegun,
+    PicksFromABuffer,
     Plan,
+    ShufflesWhenBegun,
 )
 from tests.support.datasets import OneString
 from tests.support.fingerprint import fingerprint
@@ -150,6 +152,46 @@ def test_a_replay_is_said_once_with_its_cost(caplog: pytest.LogCaptureFixture) -
     ]
     assert len(said) == 1
     assert "5 batches" in said[0]
+
+
+def warnings_of_draws(
+    caplog: pytest.LogCaptureFixture, dataset: Any, model: Any, **options: Any
+) -> tuple[int, bool]:
+    """How often it is said that the program's draws are missing, and whether the rest is the same."""
+
+    def trained(loader: Any, batches: int = 1 << 30) -> list[Any]:
+        found = []
+        for _, batch in zip(range(batches), loader, strict=False):
+            found.append(fingerprint(batch))
+            model()
+        return found
+
+    def make() -> Any:
+        return DataLoader(dataset(23), batch_size=3, **options)
+
+    seed()
+    reference = trained(make())
+    seed()
+    loader = make()
+    first = trained(loader, 4)
+    state, program = json.dumps(loader.state_dict()), generators()
+    seed()
+    resumed = make()
+    resumed.load_state_dict(json.loads(state))
+    put_back(program)
+    caplog.clear()
+    same = first + trained(resumed) == reference
+    return sum("without the program's draws" in one for one in caplog.messages), same
+
+
+def test_a_replay_without_draws_of_the_program_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of_draws(caplog, PicksFromABuffer, random.random) == (1, False)
+    assert warnings_of_draws(caplog, PicksFromABuffer, np.random.random) == (0, True)
+    assert warnings_of_draws(caplog, ShufflesWhenBegun, random.random, seeding="sample") == (
+        0,
+        True,
+    )
+    assert warnings_of_draws(caplog, PicksFromABuffer, random.random, seeding="sample") == (0, True)
 
 
 @pytest.mark.faults

@@ -42,6 +42,7 @@ class StreamCheckpoint:
     state_between_epochs: bytes | None = None
     seeds: EpochSeeds = NO_SEEDS
     trusted: bool = False  # go on from the state, although there is nothing to compare it with
+    shares_draws: bool = False  # without workers: the program draws from the same generators
 
     @classmethod
     def of(cls, progress: StreamProgress, back: int, batches: int) -> StreamCheckpoint:

@@ -36,6 +36,7 @@ from holdfast.private_names import (
     MapDataPipe,
     SingleProcessDataLoaderIter,
     apply_sharding,
+    new_stream_fetcher,
     pin,
 )
 from holdfast.samples.account import Account
@@ -95,11 +96,14 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if resumed is not None and resumed.finished and iterable:
             before = resumed
             _leave_as_before(loader, resumed)
-        self._of_torch = self._seeds is None and not (iterable and continues)
-        if self._of_torch:
+        # Whether the fetcher is torch's. One that continues an epoch can be given a state.
+        torchs = new_stream_fetcher is not None and not continues if iterable else True
+        self._of_torch = torchs and self._seeds is None
+        if self._of_torch and not iterable:
             super().__init__(loader)
-        else:  # torch's own would call iter(dataset), which may draw from the trainer's generators
+        else:  # torch's own would call iter(dataset) before its random generators are noted
             BaseDataLoaderIter.__init__(self, loader)
+            self._dataset_fetcher: Any = None
             if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
                 apply_sharding(self._dataset, self._world_size, self._rank)
         if resumed is not None and later and self._draws is not None:
@@ -118,14 +122,16 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._careful: TolerantMapFetcher | TolerantIterableFetcher | None = None
         self._policy = options.policy
         self._stream: SerialStream | None = None
-        if not (iterable and continues):
+        if iterable and not continues:  # its generators are noted before iter(dataset) is called
+            self._stream = SerialStream(self, resting=_state_at_end(before))
+            self._begin_fetcher()
+            self._stream.begun()
+        elif not iterable:
             self._begin_fetcher()
         if self._draws is not None:
             self._draws.watch(self)
         if resumed is not None and continues:
             self._go_to(resumed, options, origin)
-        if iterable and self._stream is None:
-            self._stream = SerialStream(self, resting=_state_at_end(before))
         roots = functools.partial(_roots_of, self._dataset, self._collate_fn)
         self._randomness = Randomness(roots)  # of a map-style dataset
         if resumed is not None and not iterable:
@@ -148,6 +154,10 @@ class SerialIterator(SingleProcessDataLoaderIter):
                 self._careful = self._careful_fetcher(self._policy)
             elif not self._of_torch:
                 self._dataset_fetcher = self._own_fetcher()
+            elif isinstance(self._dataset, IterableDataset):
+                self._dataset_fetcher = new_stream_fetcher(
+                    self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+                )
 
     # -- where it is ----------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if self._draws is not None:
             self._draws.go_to(self, resumed, self._account, lambda account: None)
             return
-        self._stream = stream = SerialStream(self, begun=False)
+        self._stream = stream = SerialStream(self)
         found = stream.take_up(resumed.workers[0], options.iterable_recovery, origin)
         if isinstance(found, str):
             raise StreamLost(f"{origin.prefix}the stream cannot be resumed: {found}")
@@ -243,10 +253,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             "catch": Exception,
         }
         if isinstance(self._dataset, IterableDataset):
-            iterator = None
-            if self._of_torch:  # it has begun already
-                iterator = self._dataset_fetcher.dataset_iter
-            return TolerantIterableFetcher(self._dataset, iterator=iterator, **common)
+            return TolerantIterableFetcher(self._dataset, **common)
         return TolerantMapFetcher(self._dataset, more=self._look_further, **common)
 
     def _look_further(self) -> Iterator[tuple[int, Any]]:

@@ -8,15 +8,17 @@ back before that (`loaded_state`).
 from __future__ import annotations
 
 import logging
+import operator
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 from holdfast.engine.checkpoint import StreamCheckpoint, WorkerCheckpoint
 from holdfast.engine.continuation import (
+    AGAIN,
     CannotResume,
     Recovery,
     StreamProgress,
@@ -27,9 +29,10 @@ from holdfast.engine.events import SeatPosition
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.worker import loaded_state
 from holdfast.worker.batch_fingerprint import DROPPED_BATCH, fingerprint, fingerprint_of_error
-from holdfast.worker.fetch import IterableFetcher, has_state
+from holdfast.worker.fetch import has_state
+from holdfast.worker.generator_states import global_states
 from holdfast.worker.randomness import Randomness
-from holdfast.worker.sample_seeding import EpochSeeds
+from holdfast.worker.sample_seeding import EpochSeeds, kept_states
 from holdfast.worker.stream_resumption import StreamResumption, state_now
 from holdfast.worker.tolerant import DROPPED
 
@@ -40,41 +43,56 @@ class SerialStream:
     """The stream of one `SerialIterator`. If the dataset or its iterator has a state, that is asked
     for after every batch, as in a worker."""
 
-    def __init__(self, iterator: Any, begun: bool = True, resting: bytes | None = None) -> None:
-        """`begun`: the iterator has begun to iterate over the dataset. `resting`: the state in
-        which an epoch before has left the dataset at its end."""
+    def __init__(self, iterator: Any, resting: bytes | None = None) -> None:
+        """Before the iterator begins to iterate over the dataset. `resting`: the state in which an
+        epoch before has left the dataset."""
         self._iterator = weakref.proxy(iterator)
         self.progress = StreamProgress()
-        self.randomness = Randomness(self._roots)
+        self.progress.state_between_epochs = resting
+        instead = kept_states(iterator._seeds, iterable=True)
+        self.randomness = Randomness(self._roots, instead=instead)
         self._random_before: bytes | None = None
-        self._tracks = begun and self._has_state()
-        if begun:
-            self.progress.state_between_epochs = resting
-            if iterator._seeds is None:  # otherwise nothing is drawn from the program's
-                self.progress.epoch_state = self.randomness.saved()
+        self._tracks = False
+        # A dataset may shuffle when it is begun, with the program's generators or its own.
+        self.progress.epoch_state = self.randomness.saved()
         self._remarked = False
+        self._shared = _SharedDraws()
+        self._batches = 0  # those of this stream, in this process
+        self._until_look = 1 if iterator._seeds is None else -1  # batches; 0: when the next begins
 
-    def _has_state(self) -> bool:
-        return has_state(self._iterator._dataset) or has_state(self._fetcher().iterator)
+    def begun(self) -> None:
+        """It has begun."""
+        self._tracks = has_state(self._iterator._dataset) or has_state(self._fetcher().iterator)
 
     def _fetcher(self) -> Any:
+        """None before it has begun."""
         fetcher = self._iterator._careful or self._iterator._dataset_fetcher
-        return fetcher if isinstance(fetcher, IterableFetcher) else _Fetcher(fetcher)
+        return _Fetcher(fetcher) if hasattr(fetcher, "dataset_iter") else fetcher
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
         yield "dataset", self._iterator._dataset
         yield "collate_fn", self._iterator._collate_fn
-        yield "iterator", self._fetcher().iterator
+        fetcher = self._fetcher()
+        if fetcher is not None:
+            yield "iterator", fetcher.iterator
 
     # -- while it is drawn from -----------------------------------------------------------
 
     def begin_batch(self) -> bytes | None:
         """What `end_batch` is to be given."""
-        return self.randomness.saved() if self._tracks else None
+        if self._tracks:
+            return self.randomness.saved()
+        if not self._until_look:
+            self._until_look = self._shared.look(self._batches, begins=True)
+        return None
 
     def end_batch(self, before: bytes | None, batch: Any, error: BaseException | None) -> None:
         """A batch was made, or an error came in place of it."""
         if not self._tracks:
+            self._batches += 1
+            self._until_look -= 1
+            if not self._until_look:
+                self._until_look = self._shared.look(self._batches)
             return
         if error is not None:
             mark = fingerprint_of_error(error)
@@ -96,6 +114,8 @@ class SerialStream:
         seat = SeatPosition(batches, batches_done=batches, exhausted=ended)
         own = self.randomness.own.saved()
         stream = StreamCheckpoint.of(self.progress, 0, batches)
+        if self._shared.found:
+            stream = replace(stream, shares_draws=True)
         return WorkerCheckpoint(seat, own or None, self._random_before, stream)
 
     # -- taking it up ---------------------------------------------------------------------
@@ -132,8 +152,11 @@ class SerialStream:
         if begun.random_state is not None:
             self.randomness.own.restore(begun.random_state)
         self.randomness.own.give_up()
-        self._tracks = self._has_state()
+        self.begun()
         tell_resumed([(None, found)], time.monotonic() - began, origin)
+        if begun.stream.shares_draws and found.way in AGAIN and found.delivered:
+            self._shared.found = True
+            _warn_of_shared_draws(origin)
         return found.in_words() if found.lost else None
 
     def make_fetcher(self, state: dict[str, Any] | None) -> None:
@@ -167,12 +190,46 @@ class _Fetcher:
     def ended(self) -> bool:
         return bool(self._of_torch.ended)
 
-    @ended.setter
-    def ended(self, ended: bool) -> None:
-        self._of_torch.ended = ended
 
-    def fetch(self, number: int, index: Any) -> Any:
-        return self._of_torch.fetch(index)
+class _SharedDraws:
+    """Whether the program draws between two batches from a global generator from which the stream
+    draws in the second of them. When the stream is drawn again, the program's draws are missing.
+    Looked at in the second batch, the fourth, the eighth and so on, and in every 64th."""
+
+    def __init__(self) -> None:
+        self.found = False
+        self._states = global_states()
+        self._before: list[bytes] = []  # the states after the batch before
+        self._began: list[bytes] = []  # and when this one began
+
+    def look(self, batches: int, begins: bool = False) -> int:
+        """When a batch begins that is looked at, and after so many batches. Returns after how many
+        more it is to be called."""
+        now = [state.read() for state in self._states]
+        if begins:
+            self._began = now
+            return 1
+        if self._began:
+            between = map(operator.ne, self._before, self._began)
+            self.found |= any(map(operator.and_, between, map(operator.ne, self._began, now)))
+            self._began = []
+            if self.found:
+                return -1
+            return min(batches, 64) - 1 or self.look(batches)
+        self._before = now
+        return 0
+
+
+def _warn_of_shared_draws(origin: LoaderIdentity) -> None:
+    log.warning(
+        "%sresumed: the dataset has no state, and the program draws random numbers between batches "
+        "from a global generator (of torch, random or numpy.random) from which the dataset draws "
+        "too. It was drawn again without the program's draws: samples that it has chosen or "
+        "ordered with that generator, after the first batch, may come in another order now. Give "
+        "the dataset a generator of its own, or state_dict() and load_state_dict(), or use "
+        'seeding="sample" or a worker',
+        origin.prefix,
+    )
 
 
 @dataclass
