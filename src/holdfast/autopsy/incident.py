@@ -85,7 +85,7 @@ class Incident:
 
     def sentence(self) -> str:
         """The line, without the name of the loader."""
-        return f"{self.who()} {self.what()}{self.where()}; {self.action}"
+        return f"{self.who()} {self.what()}{self.where()}{self._left()}; {self.action}"
 
     def who(self) -> str:
         """The worker, and its process if there was one."""
@@ -127,10 +127,7 @@ class Incident:
         if self.kind == "unkillable":
             known = self.confidence != "low" and self.cause in CATALOGUE
             why = f" (it {CATALOGUE[self.cause].title})" if known else ""
-            end = "cannot even be killed"
-            if self.evidence.get("start_method") == "thread":
-                end = "cannot be ended, being a thread"
-            return f"made no progress{why} and {end}; the run goes on without it"
+            return f"made no progress{why}"
         if self.kind in ("recycled", "renewed"):
             return "was replaced while it lived"
         if self.evidence.get("ray_cause"):
@@ -159,6 +156,14 @@ class Incident:
         if self.signal is not None:
             return f"{title} ({self.signal})"
         return title if self.kind == "start-failed" else words
+
+    def _left(self) -> str:
+        """That the worker is still there, if it is, and why."""
+        if self.kind != "unkillable":
+            return ""
+        if self.evidence.get("start_method") == "thread":
+            return ", and cannot be ended, being a thread"
+        return ", and cannot even be killed"
 
     def where(self) -> str:
         """What it was doing at that moment, in words."""
