@@ -91,8 +91,8 @@ def bench(plan: Plan, json_path: Path, plot_path: Path) -> int:
 
 
 def _compile() -> None:
-    """As pip does for all it installs, and so for the peers: whoever has to compile its own source
-    when it is imported needs some megabytes more for it."""
+    """As pip does for all it installs, and so for the peers: a package that is compiled
+    when it is imported needs some megabytes more for that."""
     package = importlib.util.find_spec("holdfast")
     assert package is not None
     for folder in package.submodule_search_locations or ():

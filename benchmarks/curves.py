@@ -9,7 +9,7 @@ would go. The limit is what a run needs at rest, measured, and half of what torc
 each batch the trainer writes down what its group has in use; what it has written survives its end.
 
 Where no control group can be made all three run without limit, and what is written down is the
-memory of the process tree (PSS, and batches that nobody has mapped).
+memory of the process tree (PSS, and batches that no process has mapped).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def speed(workload: Workload, loader: Loader, seconds: float) -> Values:
 
 
 def memory(workload: Workload, loader: Loader, seconds: float) -> Values:
-    """Only runs the loader: whoever started this process reads the memory of its tree."""
+    """Only runs the loader: the process that started this one reads the memory of its tree."""
     prepare(workload, loader)
     count, _ = consume(workload, iter(loader.start(workload)), seconds)
     return {"batches": count}
@@ -246,7 +246,7 @@ def main() -> None:
         asked.out.write_text(text)
     else:
         print(text, flush=True)
-    # Some loaders take half a minute to say goodbye. Whoever started this process ends the rest.
+    # Some loaders take half a minute to end. The process that started this one ends the rest.
     os._exit(0)
 
 

@@ -127,7 +127,7 @@ def pss(pid: int) -> int:
 
 
 def unmapped_shared_memory(pids: Iterable[int]) -> int:
-    """Bytes of memory files that somebody of these holds open and nobody has mapped: batches on
+    """Bytes of memory files that one of these holds open and none has mapped: batches on
     their way, which are in no process's PSS."""
     open_files: dict[int, int] = {}
     mapped: set[int] = set()

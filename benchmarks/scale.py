@@ -166,7 +166,7 @@ class Simulation:
         item = one.inbox[0]
         task = item.task if isinstance(item, ev.IsolationTest) else item
         assert isinstance(task, ev.Task)
-        # The same for the same batch, whoever makes it and however often.
+        # The same for the same batch, whichever worker makes it and however often.
         seconds = random.Random(self._seed * 1_000_003 + task.number).lognormvariate(-0.02, 0.2)
         self._later(MAKING * seconds, "made", worker, one.generation)
 

@@ -67,7 +67,7 @@ class Outcome:
     share: float
     full: float | None  # the part of the room that was in use at the most
     kills: int
-    replaced: int | None  # None if the run was lost: nobody is left to tell
+    replaced: int | None  # None if the run was lost: no process is left to tell
     seconds: float | None
 
 

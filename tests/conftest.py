@@ -1,4 +1,4 @@
-"""Nobody left behind: every test must end without processes or shared memory it started.
+"""Nothing left behind: every test must end without processes or shared memory it started.
 
 A leak is reported as an error of the test that caused it. What does not work here is to compare
 all processes of the machine before and after, since other people's runs come and go meanwhile; so
@@ -130,7 +130,7 @@ _failed = pytest.StashKey[bool]()
 
 
 @pytest.fixture(autouse=True)
-def nobody_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     processes = _our_processes()
     names = _shm_names()
 
@@ -175,7 +175,7 @@ def _our_processes() -> set[tuple[int, int]]:
     """Number and birth of our descendants, and of orphans in our process group.
 
     The kernel's lists of children are followed, and not all processes of the machine looked at, since this runs twice
-    for every test. Who is dead and for somebody else to reap does not count; our own zombies are ours to reap and do.
+    for every test. A dead process that another has to reap does not count; our own zombies are ours to reap and do.
     """
     me, group, reaper = os.getpid(), os.getpgrp(), _who_adopts_orphans()
     helpers = _standing_helpers()
@@ -229,7 +229,7 @@ def _read(path: str, most: int = 1024) -> bytes:
 
 @functools.cache
 def _who_adopts_orphans() -> int:
-    """Process 1 or the nearest subreaper above us; found by orphaning somebody."""
+    """Process 1 or the nearest subreaper above us; found by orphaning a process."""
     script = "import os, time\nif os.fork() == 0:\n  time.sleep(0.2); print(os.getppid())"
     made = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     return int(made.stdout)
@@ -255,7 +255,7 @@ def _shm_names() -> set[str]:
 
 def _without_strangers(names: set[str]) -> list[str]:
     """Leave out names that a process maps which is not ours, or that hold its pid (torch's do:
-    `torch_<pid>_…`): they come from somebody else's run."""
+    `torch_<pid>_…`): they come from another run."""
     if not names:
         return []
     ours = {os.getpid(), *(pid for pid, _ in _our_processes())}

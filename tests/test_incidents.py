@@ -22,7 +22,7 @@ def incident(worker: int, action: str = "replaced") -> Incident:
 
 
 class Watched(deque[Incident]):
-    """Another iterator's thread tells of an incident between two steps of whoever reads this."""
+    """Another iterator's thread tells of an incident between two steps of a thread that reads this."""
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)

@@ -281,10 +281,10 @@ def test_what_a_worker_has_before_its_first_batch_is_said_as_it_came_there(
     method: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned())
-    warden = MemoryController(
+    controller = MemoryController(
         Share(Budget(None)), 1 << 30, 2, origin=LoaderIdentity("train", 1), start_method=method
     )
-    warden.raised(0, 2 << 30, 3 << 30)
+    controller.raised(0, 2 << 30, 3 << 30)
     (record,) = caplog.records
     assert record.getMessage().startswith("[train, rank 1] worker 0 has 2.0 GiB of its own")
     assert record.getMessage().endswith(f"Most often that is {said}.")
@@ -300,6 +300,6 @@ def test_all_verbs_call_the_number_of_workers_alike(verb: str) -> None:
 
 def test_a_failure_of_our_own_says_whose_pool_it_was_in(caplog: pytest.LogCaptureFixture) -> None:
     with _not_worth_the_run(LoaderIdentity("train", 1)):
-        raise ValueError("a file that nobody thought of")
+        raise ValueError("a file that was not expected")
     (told,) = caplog.messages
     assert told.startswith("[train, rank 1] the examination of a death failed")

@@ -70,7 +70,7 @@ def test_the_death_of_a_worker_is_not_seen_in_the_stream(
 
     grave = tmp_path / "grave"
     disturbed = stream(holdfast_class, DiesOnce(12, how, grave))
-    assert grave.exists(), "nobody died"
+    assert grave.exists(), "no worker died"
     assert disturbed == stream(STOCK, Revealing(12))
 
 

@@ -26,7 +26,7 @@ from tests.support.fingerprint import fingerprint
 from tests.support.loaders import STOCK, THOROUGH, holdfast_loader
 from tests.support.observe import Plan, Seen, differences, observe
 from tests.support.parts import BATCH_SAMPLERS, SAMPLERS
-from tests.support.processes import children, nobody_left_behind
+from tests.support.processes import children, no_process_left_behind
 
 pytestmark = pytest.mark.timeout(3600 if THOROUGH else 300)
 
@@ -47,7 +47,7 @@ def examples(count: int) -> settings:
 
 
 def assert_same(plan: Plan, *, ordered: bool = True) -> None:
-    with nobody_left_behind():
+    with no_process_left_behind():
         other = observe(holdfast_loader(), plan)
     if not THOROUGH and record.digest(other, ordered=ordered) == record.known(
         plan, ordered=ordered

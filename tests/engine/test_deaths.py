@@ -124,7 +124,7 @@ def test_an_examination_without_end_delays_neither_the_next_death_nor_the_end(
     kill_and_see_it_dead(first)
     assert examining.wait(DEADLINE)
     kill_and_see_it_dead(iterator._workers[1].pid)
-    assert eventually(lambda: iterator._workers[1].is_alive(), DEADLINE)  # nobody is in next()
+    assert eventually(lambda: iterator._workers[1].is_alive(), DEADLINE)  # no thread is in next()
     pids = [worker.pid for worker in iterator._workers]
     loader.close()
     try:

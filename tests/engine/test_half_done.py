@@ -105,7 +105,7 @@ def alarms() -> Iterator[None]:
 
 
 def here() -> bool:
-    """Not in the watch, which is in nobody's way."""
+    """Not in the background thread, which delays no next()."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -260,7 +260,7 @@ def test_handlers_do_not_wait_for_a_disk(
     def hang(*_: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         time.sleep(5)
-        given_up.append("nobody has interrupted it")
+        given_up.append("it was not interrupted")
 
     listed = tmp_path / "bad.jsonl"
     options: Any = {"on_bad_sample": "skip", "quarantine": str(listed), "logbook": tmp_path / "log"}

@@ -1,6 +1,6 @@
 """Trials: who is blamed for a worker's death, played through every history.
 
-The model knows who is guilty: some samples of some batches end or stall whoever loads them; others
+The model knows who is guilty: some samples of some batches end or stall the worker that loads them; others
 are hit from outside, any number of times. Workers load a batch sample by sample and die at the first
 guilty one that was not left out. (Where time matters: `test_storms.py`.)
 """
@@ -28,7 +28,7 @@ def make(workers: int = 1, prefetch: int = 2, **options: Any) -> Player:
 
 
 class Court(RuleBasedStateMachine):
-    """Every guilty one is convicted, nobody else is, and every batch arrives."""
+    """Every guilty one is convicted, no other is, and every batch arrives."""
 
     @initialize(
         workers=st.integers(1, 3),

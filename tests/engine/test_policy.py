@@ -32,7 +32,7 @@ def test_workers_interrupt_nobody_and_the_trainer_is_left_as_it_is() -> None:
 
 def test_whoever_has_chosen_a_policy_keeps_it() -> None:
     pid = os.fork()
-    if pid == 0:  # nobody gets SCHED_IDLE off again without a privilege
+    if pid == 0:  # no process leaves SCHED_IDLE again without a privilege
         status = 1
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

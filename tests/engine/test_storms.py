@@ -62,7 +62,7 @@ class World:
     sample: float  # seconds it takes to load one
     boot: float = 0.01
     jitter: float = 0.002  # of everything, and of when a death is noticed
-    age: float = math.inf  # somebody kills every worker that is so old
+    age: float = math.inf  # every worker that is so old is killed from outside
     killer: tuple[int, int] | None = None  # batch and position
     fuse: float = 0.0  # seconds after which that one kills
     facts: dict[str, bool] = field(default_factory=lambda: {"outside": True})
@@ -240,7 +240,7 @@ def test_one_that_leaves_a_trace_is_named_sooner(
 
 
 def test_one_that_kills_is_named_in_the_middle_of_a_storm_too() -> None:
-    """As soon as the storm leaves it the time, and nobody else is named before."""
+    """As soon as the storm leaves it the time, and no other is named before."""
     for seed in range(20):
         world = World(by_chance(0.3), 0.001, killer=(2, 1), facts={}, seed=seed)
         world.run(kills=500, batches=10**6)
@@ -248,7 +248,7 @@ def test_one_that_kills_is_named_in_the_middle_of_a_storm_too() -> None:
 
 
 def test_one_that_takes_long_to_kill_without_a_trace_is_not_named() -> None:
-    """Nobody can wait long enough to tell it from a storm: it counts as restarts."""
+    """No wait is long enough to tell it from a storm: it counts as restarts."""
     world = World(calm, 0.01, killer=(2, 1), fuse=2.0)
     world.run(kills=100, batches=50)
     assert world.named is None

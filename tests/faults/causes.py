@@ -240,7 +240,7 @@ def _born(pid: int) -> str:
 
 
 def kill_oneself_audibly() -> None:
-    """In a way that Python announces to whoever listens."""
+    """In a way that Python announces to audit hooks."""
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 

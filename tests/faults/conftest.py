@@ -1,4 +1,4 @@
-"""Nobody left behind here either, but judged by the checker (I5), which knows whose is whose."""
+"""No process is left behind here either, but judged by the checker (I5), which knows whose is whose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.processes import descendants, eventually, kill
 
 
 @pytest.fixture(autouse=True)
-def nobody_left_behind() -> Iterator[None]:
+def no_process_left_behind() -> Iterator[None]:
     """Replaces the fixture of the same name above.
 
     That one takes every new name in /dev/shm for ours and removes it. These tests run for minutes

@@ -62,7 +62,7 @@ class Recipe:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a sample, without the payload, which nobody can foresee."""
+        """Bytes of a sample, without the payload, which cannot be foreseen."""
         return WEIGHT + LARGE * self.large
 
     def sample(self, number: int) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def pids(iterator: Any) -> list[int]:
 def nursery(iterator: Any) -> int:
     """The process that all workers of an iterator are children of.
 
-    A worker whose nursery has just died is for a moment a child of whoever adopts orphans, which
-    is nobody of ours: such a parent does not count.
+    A worker whose nursery has just died is for a moment a child of the process that
+    adopts orphans, which is not ours: such a parent does not count.
     """
     found: set[int] = set()
 

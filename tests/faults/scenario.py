@@ -229,7 +229,7 @@ def wait_until_idle(iterator: Any) -> None:
 
 
 def wait_until_nothing_is_owed(iterator: Any) -> None:
-    """Until all that was asked for has come: whoever dies then was making no batch."""
+    """Until all that was asked for has come: a worker that dies then was making no batch."""
     machine = iterator._pool.machine
 
     def nothing() -> bool:
@@ -246,7 +246,7 @@ def check(case: Case, history: History) -> None:
     """All that must hold for a row, by its outcome."""
     innocent = set(range(case.workers)) - {case.worker}
     if case.phase == "load" or case.outcome in (table.LIMIT, table.NO_START):
-        innocent = set()  # whoever loads first is hit; where all is over, all are ended
+        innocent = set()  # the worker that loads first is hit; where all is over, all are ended
     if case.outcome in (table.UNHARMED, table.RAISED):
         innocent |= {case.worker}
     intensity = RESTARTS_PER_WORKER * case.workers
@@ -360,7 +360,7 @@ def _poison(case: Case, history: History) -> None:
         )
     check_stream(history, expected, per_worker=case.dataset.iterable)
     assert [error.kind for error in history.errors] == [holdfast.PoisonSample] * epochs(case)
-    strikes = 3 if case.breaks.cause == "killed" else 2  # of the first nobody knows who it was
+    strikes = 3 if case.breaks.cause == "killed" else 2  # the sender of the first is not known
     assert len(history.incidents) == strikes * epochs(case), [str(one) for one in history.incidents]
     for incident in history.incidents:
         assert (incident.batch, incident.position) == (case.task, table.POSITION), incident

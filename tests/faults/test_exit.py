@@ -1,4 +1,4 @@
-"""I9: whatever state its workers are in, the interpreter exits at once, and nobody stays."""
+"""I9: whatever state its workers are in, the interpreter exits at once, and no process stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers killed from outside, again and again: nobody is convicted of it, and nothing is lost.
+"""Workers killed from outside, again and again: no sample is convicted of it, and nothing is lost.
 
 The rule itself is tried in `tests/engine/test_storms.py`, at any rate; here real processes are
 killed. `HOLDFAST_STORM_KILLS` sets how many in the long one.
@@ -203,7 +203,7 @@ def by_the_c_library() -> None:
 
 
 class Deadly(Dataset[Any]):
-    """Sample 7 kills whoever loads it."""
+    """Sample 7 kills the worker that loads it."""
 
     def __init__(self, how: Callable[[], None]) -> None:
         self.how = how

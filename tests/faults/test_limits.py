@@ -130,7 +130,7 @@ class Whole(Poisoned):
 
 
 def test_a_poisoned_sample_of_getitems_names_its_batch() -> None:
-    """Which of its samples it was, nobody outside the dataset can tell."""
+    """Which of its samples it was cannot be told from outside the dataset."""
     with holdfast.DataLoader(Whole(12, {4}), 3, num_workers=2) as loader:
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2]
@@ -396,7 +396,7 @@ class _NumberedIterator:
 
 
 def test_an_incident_says_what_was_done_about_a_poisoned_iterable(tmp_path: Path) -> None:
-    """Its replica is over, so nobody is put in its place, and nobody is said to be."""
+    """Its replica is over, so no worker is put in its place, and none is said to be."""
     case = Case("SIGSEGV", "sample", kind="iterable", always=True)
     history = perform(case, tmp_path)
     replaced = [one for one in history.incidents if one.action.startswith("replaced")]

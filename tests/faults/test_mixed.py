@@ -222,7 +222,7 @@ def test_a_dataset_that_counts_its_epochs_is_in_the_right_one_after_a_death(
 def test_a_death_around_a_break_leaves_the_next_epoch_as_it_is_with_torch(
     kind: str, when: str
 ) -> None:
-    """What was handed out before the break is still done, by whoever lives then."""
+    """What was handed out before the break is still done, by the workers that live then."""
     case = Case("SIGKILL", "working", kind=kind, persistent=True)
 
     def run(loader: Any, strike: Callable[[Any], None]) -> list[Batch]:
@@ -365,7 +365,7 @@ def test_a_slow_sample_is_given_twice_the_time_at_its_second_try() -> None:
 
 
 def test_a_worker_that_waits_for_the_consumer_does_not_stall() -> None:
-    """Its batches are ready and nobody takes them: that is no lack of progress."""
+    """Its batches are ready and they are not taken: that is no lack of progress."""
     case = Case("SIGKILL", "working", kind="iterable, state", payload=200_000)
     seeded()
     with holdfast.DataLoader(**arguments(case), stall_timeout=0.3) as loader:

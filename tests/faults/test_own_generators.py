@@ -192,7 +192,7 @@ class Sized(torch.utils.data.Dataset[Any]):
 
 
 class BetweenLooks(Sized):
-    """Makes a generator in the middle, where nobody expects one."""
+    """Makes a generator in the middle, where none is expected."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make

@@ -106,7 +106,7 @@ def test_all_workers_may_be_killed_between_epochs(tmp_path: Path) -> None:
 
 
 def test_all_workers_may_be_killed_after_the_last_batch(tmp_path: Path) -> None:
-    """Nobody needs them any more: it is at most noted."""
+    """They are not needed any more: it is at most noted."""
     case = replace(MAP, persistent=True)
 
     def interfere(iterator: Any, epoch: int, number: int) -> None:
@@ -185,7 +185,7 @@ def test_a_sample_is_not_blamed_for_the_death_of_the_nursery(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_nursery_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
-    """It is stopped, so nobody is told that a worker died; the stall timeout finds out."""
+    """It is stopped, so no process is told that a worker died; the stall timeout finds out."""
 
     def interfere(iterator: Any, epoch: int, number: int) -> None:
         if number == 3:

@@ -40,7 +40,7 @@ def has_answered_all(iterator: Any, worker: int) -> bool:
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("kind", ["map", "iterable"])
 def test_a_death_during_a_training_step_is_dealt_with_meanwhile(kind: str, thread: str) -> None:
-    """Nobody calls next(): the incident is there, and so is a replacement that works ahead."""
+    """next() is not called: the incident is there, and so is a replacement that works ahead."""
     case = replace(CASE, kind=kind)
     got: list[Batch] = []
     failures: list[BaseException] = []
@@ -205,7 +205,7 @@ def test_a_large_and_busy_trainer_gets_a_replacement_quickly(
 
 @pytest.mark.slow
 def test_a_trainer_that_was_stopped_blames_nobody() -> None:
-    """Ctrl-Z, or a suspended machine: the time in between is nobody's stall."""
+    """Ctrl-Z, or a suspended machine: the time in between is no stall."""
     script = """
         import os, signal, subprocess, time
         if __name__ == "__main__":

@@ -93,7 +93,7 @@ def streams(loader: Any, epochs: int, hurt: bool) -> list[Any]:
             if hurt and number == KILL_AT:
                 kill(iterator._workers[0].pid)  # now, and not in a moment
     if type(loader) is torch.utils.data.DataLoader and loader.persistent_workers:
-        iterator._shutdown_workers()  # or they would live as long as somebody holds the loader
+        iterator._shutdown_workers()  # or they would live as long as the loader is held
     return found
 
 

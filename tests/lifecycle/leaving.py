@@ -1,7 +1,7 @@
 """Says when the interpreter has run its exit hooks.
 
 Imported before torch, its hook is the last to run: what comes after it is the interpreter taking its modules apart,
-which with torch takes half a second on a good day and is nobody's fault here.
+which with torch takes half a second on a good day and is no fault here.
 """
 
 import atexit

@@ -131,7 +131,7 @@ class Troubled(Numbers):
 
 
 class Bulky(Numbers):
-    """Samples that go through the channel and fill it if nobody reads. Each worker waits for a byte from `gate` before
+    """Samples that go through the channel and fill it if it is not read. Each worker waits for a byte from `gate` before
     its first one, and says who it is."""
 
     def __init__(self, gate: int) -> None:

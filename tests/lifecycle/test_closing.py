@@ -170,7 +170,7 @@ def test_many_threads_may_close_at_the_same_time(gated: Gated) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # Whoever returns from close() may rely on it.
+    # A caller of close() may rely on it.
     assert left == [set()] * 4
 
 
@@ -215,7 +215,7 @@ def test_an_iterator_in_a_reference_cycle_is_collected_in_no_time(persistent: bo
     cycle: list[Any] = [iterator]
     cycle.append(cycle)
     del iterator, loader
-    assert len(children()) == 1  # nobody but the collector ends them
+    assert len(children()) == 1  # only the collector ends them
     del cycle
     began = time.monotonic()
     gc.collect()

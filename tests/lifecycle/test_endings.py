@@ -1,4 +1,4 @@
-"""Every way to stop using a loader: within two seconds, in silence, with the right exit code, nobody left."""
+"""Every way to stop using a loader: within two seconds, in silence, with the right exit code, no process left."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _marks(trouble: str, plainest: bool) -> list[pytest.MarkDecorator]:
         pytest.param(way, trouble, marks=_marks(trouble, way == "close"))
         for way in WAYS
         for trouble in ("none", "sleep", "lock", "deaf", "stop")
-        # One that ignores even the death of its parent is ended by the nursery or by nobody.
+        # One that ignores even the death of its parent is ended by the nursery or not at all.
         if (way, trouble) != ("close with the nursery stopped", "deaf")
     ],
 )

@@ -63,7 +63,7 @@ def test_ctrl_c_gives_one_traceback_and_the_workers_are_gone(
         trainer.expect_poll()
     trainer.signal_group(signal.SIGINT)
     ended = trainer.wait()
-    assert ended.code == -signal.SIGINT  # as Python ends after an interrupt nobody caught
+    assert ended.code == -signal.SIGINT  # as Python ends after an interrupt that was not caught
     assert not ended.left
     assert_one_traceback(ended.err)
 
@@ -464,7 +464,7 @@ def test_a_handler_that_raises_inside_next_never_loses_a_batch_without_a_word(
 class Stuck:
     """A sampler that waits for something that never comes."""
 
-    given_up = False  # nobody has interrupted it
+    given_up = False  # it was not interrupted
 
     def __iter__(self) -> Iterator[int]:
         yield from range(10)

@@ -1,4 +1,4 @@
-"""The trainer is killed with -9 and can do nothing any more: within a second nobody of its session may be alive.
+"""The trainer is killed with -9 and can do nothing any more: within a second no process of its session may be alive.
 
 Everything a worker can be doing at that moment is in the table; each worker says that it is there before the kill.
 """
@@ -20,7 +20,7 @@ WITHIN = 1.0
 WAITING = "time.sleep(3600)"
 
 
-def assert_nobody_survives_a_kill(trainer: Trainer, at_least: int) -> None:
+def assert_no_process_survives_a_kill(trainer: Trainer, at_least: int) -> None:
     """`at_least`: how many there must be before, or the test would prove nothing."""
     before = trainer.companions()
     assert len(before) >= at_least, before
@@ -43,7 +43,7 @@ def test_no_worker_outlives_a_killed_trainer_whatever_it_is_doing(
         """
     )
     trainer.expect("trouble", times=2)
-    assert_nobody_survives_a_kill(trainer, at_least=3)
+    assert_no_process_survives_a_kill(trainer, at_least=3)
 
 
 def test_no_idle_worker_outlives_a_killed_trainer(stage: Stage) -> None:
@@ -55,7 +55,7 @@ def test_no_idle_worker_outlives_a_killed_trainer(stage: Stage) -> None:
         """
     )
     assert trainer.expect("batches") == ["8"]
-    assert_nobody_survives_a_kill(trainer, at_least=3)
+    assert_no_process_survives_a_kill(trainer, at_least=3)
 
 
 def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
@@ -65,7 +65,7 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
         f"""
         ours, theirs = os.pipe()
         iterator = iter(DataLoader(Bulky(ours), num_workers=2, batch_size=None, prefetch_factor=200, memory_budget=None))
-        iterator._pool.lock.acquire()  # or somebody reads what they send, as quickly as they do
+        iterator._pool.lock.acquire()  # or what they send is read, as quickly as they do
         os.write(theirs, bytes(2))
         {WAITING}
         """
@@ -74,7 +74,7 @@ def test_no_worker_that_waits_for_room_in_its_channel_outlives_a_killed_trainer(
     assert eventually(lambda: all(map(is_blocked_sending, workers))), [
         Path(f"/proc/{pid}/{name}").read_text() for pid in workers for name in ("syscall", "stat")
     ]
-    assert_nobody_survives_a_kill(trainer, at_least=3)
+    assert_no_process_survives_a_kill(trainer, at_least=3)
 
 
 def is_blocked_sending(pid: int) -> bool:
@@ -93,7 +93,7 @@ def test_no_worker_that_ignores_every_signal_outlives_a_killed_trainer(stage: St
         """
     )
     trainer.expect("batches")
-    assert_nobody_survives_a_kill(trainer, at_least=3)
+    assert_no_process_survives_a_kill(trainer, at_least=3)
 
 
 def test_no_worker_outlives_a_killed_trainer_when_the_loader_was_made_in_a_thread_that_has_ended(
@@ -117,7 +117,7 @@ def test_no_worker_outlives_a_killed_trainer_when_the_loader_was_made_in_a_threa
     # The thread that made them is gone, and they still work.
     assert trainer.expect("more") == ["2 3"]
     trainer.expect("trouble", times=2)
-    assert_nobody_survives_a_kill(trainer, at_least=3)
+    assert_no_process_survives_a_kill(trainer, at_least=3)
 
 
 def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stage) -> None:
@@ -130,7 +130,7 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
     )
     trainer.expect("trouble", times=2)
     kill(int(trainer.expect("nursery")[0]))
-    assert_nobody_survives_a_kill(trainer, at_least=0)
+    assert_no_process_survives_a_kill(trainer, at_least=0)
 
 
 def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: Stage) -> None:
@@ -143,7 +143,7 @@ def test_no_worker_outlives_a_killed_trainer_when_the_nursery_is_stopped(stage: 
     )
     trainer.expect("trouble", times=2)
     kill(int(trainer.expect("nursery")[0]), number=signal.SIGSTOP)
-    assert_nobody_survives_a_kill(trainer, at_least=3)
+    assert_no_process_survives_a_kill(trainer, at_least=3)
 
 
 def test_nested_loaders_go_down_with_a_killed_trainer(stage: Stage) -> None:
@@ -158,11 +158,11 @@ def test_nested_loaders_go_down_with_a_killed_trainer(stage: Stage) -> None:
         """
     )
     trainer.expect("trouble", times=2)
-    assert_nobody_survives_a_kill(trainer, at_least=5)
+    assert_no_process_survives_a_kill(trainer, at_least=5)
 
 
 def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: Stage) -> None:
-    """The child holds copies of all sockets, so that nobody sees the end of one when the trainer goes."""
+    """The child holds copies of all sockets, so that no process sees the end of one when the trainer goes."""
     trainer = stage.start(
         f"""
         loader = DataLoader(Numbers(8), num_workers=2, persistent_workers=True)
@@ -178,7 +178,7 @@ def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: St
     (child,) = trainer.expect("forked")
     handle = os.pidfd_open(int(child))
     try:
-        assert_nobody_survives_a_kill(trainer, at_least=3)
+        assert_no_process_survives_a_kill(trainer, at_least=3)
     finally:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         os.close(handle)
@@ -202,7 +202,7 @@ def test_no_worker_outlives_a_killed_trainer_under_other_start_methods(
         """
     )
     trainer.expect("trouble", times=2, seconds=60)
-    assert_nobody_survives_a_kill(trainer, at_least=4)
+    assert_no_process_survives_a_kill(trainer, at_least=4)
 
 
 def test_a_nursery_that_is_still_starting_does_not_outlive_a_killed_trainer(stage: Stage) -> None:
@@ -215,4 +215,4 @@ def test_a_nursery_that_is_still_starting_does_not_outlive_a_killed_trainer(stag
         """
     )
     trainer.expect("started", seconds=60)
-    assert_nobody_survives_a_kill(trainer, at_least=1)
+    assert_no_process_survives_a_kill(trainer, at_least=1)

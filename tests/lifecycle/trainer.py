@@ -1,7 +1,7 @@
 """Trainers: whole processes as the subject of a test.
 
 A trainer is a script in a session of its own. Its standard output is read line by line, its standard error kept in a
-file, and its session is how we find everybody who belongs to it, also when it is gone: workers that nobody knows any
+file, and its session is how we find everybody who belongs to it, also when it is gone: workers that are not known any
 more still carry its session number. Whatever happens in a test, at its end the whole session is killed.
 """
 
@@ -118,7 +118,7 @@ class Trainer:
         return Ended(code, self.lines, self.errors(), since, self.companions())
 
     def seconds_until_alone(self, limit: float = 10.0) -> float:
-        """How long it takes from now until nobody else of its session is alive."""
+        """How long it takes from now until no other process of its session is alive."""
         began = time.monotonic()
         while self.companions():
             if time.monotonic() - began > limit:
@@ -192,7 +192,7 @@ class Trainer:
                 return False
             try:
                 part = os.read(self._out, 65536)
-            except OSError:  # a terminal that nobody holds any more
+            except OSError:  # a terminal that no process holds any more
                 part = b""
             if not part:
                 return False

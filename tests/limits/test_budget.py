@@ -62,7 +62,7 @@ def test_pressure_and_deaths_by_memory_leave_less_room() -> None:
 
 
 def test_two_pools_never_take_the_last_room_both() -> None:
-    """Each takes what there is, as the driver does: between looking and counting nobody else."""
+    """Each takes what there is, as the driver does: no other takes any between looking and counting."""
     shared = Budget(100)
     pools = [Share(shared) for _ in range(4)]
     most, go_on = [0], time.monotonic() + 0.5
@@ -292,8 +292,8 @@ def test_a_group_that_is_killed_as_a_whole_is_told_of_once(
     confine(roots.cgroup / "job" / "step", 2 * GIB, GIB)
     (roots.cgroup / "job" / "step" / "memory.oom.group").write_text("1")
     for _ in range(2):
-        warden = MemoryController(Share(Budget(None, auto=True)), "auto", 2, roots)
-        assert warden.pressure.thresholds[0] < 0.75
+        controller = MemoryController(Share(Budget(None, auto=True)), "auto", 2, roots)
+        assert controller.pressure.thresholds[0] < 0.75
     assert [record.message.count("memory.oom.group") for record in caplog.records] == [1]
 
 
@@ -302,18 +302,18 @@ def test_the_share_is_narrowed_under_pressure_and_widened_after_it(tmp_path: Pat
     place = roots.cgroup / "job" / "step"
     confine(place, GIB, GIB // 2)
     share = Share(Budget(None, auto=True))
-    warden = MemoryController(share, "auto", 2, roots)
+    controller = MemoryController(share, "auto", 2, roots)
     calm = share.budget.limit
     confine(place, GIB, GIB - 64 * MIB)
-    assert check(warden, 10.0, {}) is None
+    assert check(controller, 10.0, {}) is None
     assert share.cap == 4 * MIB
     assert not share.alone
-    warden.died_of_memory(11.0)
+    controller.died_of_memory(11.0)
     assert share.alone
     assert share.budget.limit == (calm or 0) // 2
     confine(place, GIB, GIB // 2)
     for second in range(12, 80):
-        check(warden, float(second), {})
+        check(controller, float(second), {})
     assert (share.cap, share.alone) == (None, False)
 
 
@@ -423,7 +423,7 @@ def test_memory_that_comes_and_goes_with_each_batch_is_no_reason_to_replace_anyb
 
 
 def minding_one(tmp_path: Path, nbytes: int) -> tuple[Path, MemoryController]:
-    """A group that is half full, and the warden of one worker of this size in it, pid 70."""
+    """A group that is half full, and the controller of one worker of this size in it, pid 70."""
     roots = system(tmp_path)
     place = roots.cgroup / "job" / "step"
     of_size(roots, 70, nbytes)

@@ -68,7 +68,7 @@ def test_what_a_dead_worker_sent_before_is_still_there() -> None:
     theirs.close()
     assert ours.poll() == b"last words"
     assert ours.poll() is None
-    ours.post(b"to nobody")  # no error: the death is reported elsewhere
+    ours.post(b"to a dead worker")  # no error: the death is reported elsewhere
     ours.close()
 
 
@@ -85,7 +85,7 @@ def test_letting_go_of_a_copy_does_not_end_the_channel() -> None:
 def test_what_a_worker_sent_is_heard_though_it_died_with_something_unread() -> None:
     """The kernel then reports a reset first, and once: it must not pass for the end."""
     ours, theirs = pair()
-    ours.post(b"a task nobody will do")
+    ours.post(b"a task that is not done")
     Channel(theirs).send(b"last words")
     theirs.close()
     assert ours.poll() == b"last words"

@@ -142,20 +142,20 @@ def test_a_death_is_told_what_came_of_it_though_a_hundred_others_came_between() 
     records = LoaderRecords(
         on_incident=incidents.append, on_amended=lambda old, new, text: told.append((old, new))
     )
-    obituaries = Deaths(FakeDriver(), nothing, records)
+    deaths = Deaths(FakeDriver(), nothing, records)
 
     def die(worker: int, action: str) -> None:
         incident = Incident(
             "killed", worker, 1, "SIGKILL", -9, None, None, None, "idle", "", action, 0.0
         )
-        obituaries._publish(ev.Exit(0.0), incident, None)
+        deaths._publish(ev.Exit(0.0), incident, None)
 
     die(0, "replaced; its stream is being taken up")
     for _ in range(REMEMBERED + 1):
         die(1, "replaced; its stream is being taken up")
     found = ResumptionResult("replay", exact=False, delivered=3, differs=0, different=1)
-    obituaries.taken_up(0, 2, found, "died")
-    obituaries.examine_pending()
+    deaths.taken_up(0, 2, found, "died")
+    deaths.examine_pending()
     ((old, new),) = told
     assert old is incidents[0]
     assert (new.kind, new.exact) == ("killed", False)

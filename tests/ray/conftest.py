@@ -127,6 +127,6 @@ def spots(cluster: Nodes) -> Iterator[Spots]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_left_behind() -> None:
+def no_process_left_behind() -> None:
     """In place of the check for processes: those of a cluster come and go by themselves.
     `test_a_closed_loader_leaves_no_actor` looks for ours."""

@@ -3,7 +3,7 @@
 Most are forked from a process that has imported torch (`tests.support.incubator`), and go from their first line
 through the whole end of the interpreter; those that are about how an interpreter is begun get one of their own.
 
-Whoever outlives a script is found by its session, or by a mark in the environment it was started with: the first
+A process that outlives a script is found by its session, or by a mark in the environment it was started with: the first
 shows children of a fork, the second those that have a session of their own.
 """
 

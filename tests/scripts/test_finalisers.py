@@ -38,7 +38,7 @@ class Last:
     collect, fork, leave, wait, write, profile = (
         gc.collect, os.fork, os._exit, os.waitpid, os.write, sys.setprofile
     )
-    forks = {sys.version_info < (3, 12)}  # since then nobody can at that stage
+    forks = {sys.version_info < (3, 12)}  # since then no process can at that stage
 
     def note(self, frame, event, arg):
         if event == "call" and "/src/holdfast/" in frame.f_code.co_filename:

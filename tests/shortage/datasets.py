@@ -45,7 +45,7 @@ class Leaking(Shortage):
 
 
 class CopyOnWrite(Shortage):
-    """A long list: whoever reads it copies it, page by page. Here each worker reads its half."""
+    """A long list: a worker that reads it copies it, page by page. Here each worker reads its half."""
 
     size = 240
     rows = 1_500_000

@@ -56,7 +56,7 @@ def run(command: list[str], group: MemoryGroup) -> Done:
 
 def _remove_files_of(pids: set[int]) -> list[str]:
     """torch's memory files are named after the process that made them. When all who know of one
-    are killed at once nobody removes it."""
+    are killed at once it is not removed."""
     left = [path for pid in pids for path in SHM.glob(f"torch_{pid}_*")]
     for path in left:
         path.unlink(missing_ok=True)

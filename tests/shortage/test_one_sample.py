@@ -31,7 +31,7 @@ class Devours:
         if index == 13:
             held = []
             while True:
-                held.append(b"x" * (8 << 20))  # until somebody says no
+                held.append(b"x" * (8 << 20))  # until it is refused
         return torch.rand(4) + index
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Workers that grow are replaced between two batches, and nobody can tell from the stream."""
+"""Workers that grow are replaced between two batches, and the stream does not show it."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ def test_growth_is_said_once_and_not_in_every_epoch(
 ) -> None:
     monkeypatch.setattr(
         "holdfast.engine.memory_control._warned", _Warned(leak=True)
-    )  # nobody is traced
+    )  # no process is traced
     monkeypatch.setattr("holdfast.limits.growth.WORSE", 1e9)  # however busy the machine is
     _, loader = stream(
         holdfast.DataLoader, Leaks(), epochs=3, worker_memory_limit="60MiB", logbook=tmp_path

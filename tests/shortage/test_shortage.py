@@ -40,7 +40,7 @@ def test_a_run_that_would_not_fit_goes_through_with_the_same_stream(kind: str) -
 
 
 def check_what_helped(kind: str, stats: dict[str, Any], kills: int, room: int) -> None:
-    """Each kind has its own cure. Half of what piles up does not fit, so somebody gave it back."""
+    """Each kind has its own cure. Half of what piles up does not fit, so it was given back."""
     if kind == "Leaking" or kind == "CopyOnWrite":
         assert stats["recycled"] >= WORKERS
         assert kills == 0

@@ -395,7 +395,7 @@ DATASETS: dict[str, Callable[[int], Any]] = {
 
 
 class Pids(Numbers):
-    """(index, pid, worker id) of whoever made the sample."""
+    """(index, pid, worker id) of the process that made the sample."""
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()

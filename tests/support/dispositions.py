@@ -1,4 +1,4 @@
-"""Signals that whoever started the tests has set to be ignored.
+"""Signals that the process which started the tests has set to be ignored.
 
 `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT in what it starts in the background.
 That is inherited by everything the tests start, and a trainer that is to die of Ctrl-C lives on. A handler is not

@@ -25,7 +25,7 @@ def as_imported() -> None:
 
 
 class Dice(random.Random):
-    """A subclass whose own code is not to run because somebody looks."""
+    """A subclass whose own code is not to run because it is looked at."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -35,7 +35,7 @@ class Dice(random.Random):
         return Dice, (self.given,)
 
     def getstate(self) -> Any:
-        raise AssertionError("nobody may ask")
+        raise AssertionError("it must not be asked")
 
     setstate = getstate  # type: ignore[assignment]
 

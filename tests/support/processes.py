@@ -115,7 +115,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 @contextlib.contextmanager
-def nobody_left_behind(seconds: float = 20.0) -> Iterator[None]:
+def no_process_left_behind(seconds: float = 20.0) -> Iterator[None]:
     """The block may start processes, but all of them must be gone soon after it."""
     before = descendants()
     yield

@@ -1,6 +1,6 @@
 """A file system that does not answer: the smallest FUSE server there can be, in a process of its own.
 
-It has one file, which can be found and opened; whoever reads it waits in the kernel, like a reader
+It has one file, which can be found and opened; a process that reads it waits in the kernel, like a reader
 of a network file system whose server is gone. It speaks the kernel's protocol directly, so it needs
 no library, but root and /dev/fuse. When the server is killed all who wait get an error.
 """

@@ -69,7 +69,7 @@ def by_default(samples: Any, own: Any = rng()) -> float:  # noqa: B008
 
 
 class Evil:
-    """All that might run because somebody looks."""
+    """All that might run because it is looked at."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "rng", rng())
@@ -85,7 +85,7 @@ class Evil:
 
 class EvilKey:
     def __repr__(self) -> NoReturn:
-        raise AssertionError("nobody may ask")
+        raise AssertionError("it must not be asked")
 
 
 @pytest.mark.parametrize(
