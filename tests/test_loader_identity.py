@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import holdfast
-from holdfast.autopsy import logbook
 from holdfast.autopsy.cause import Remedy
 from holdfast.autopsy.incident import Incident
 from holdfast.cli import main
@@ -23,6 +22,7 @@ from holdfast.engine.deaths import _not_worth_the_run
 from holdfast.engine.memory_control import MemoryController, _Warned
 from holdfast.limits.budget import Budget, Share
 from holdfast.loader_identity import LoaderIdentity, Rank, name_of, rank
+from holdfast.run_report import logged_run
 from tests.faults.outside import kill_and_see_it_dead
 from tests.support.processes import eventually
 from tests.support.scripts import run_script
@@ -157,7 +157,7 @@ def test_ranks_that_the_environment_does_not_tell_apart_are_kept_apart(
     assert ended.code == 0, ended.err
     for number in (0, 1):
         assert ended.err.count(f"[Photos, rank {number}] worker 0 (pid ") == 1, ended.err
-    story = logbook.read(tmp_path / "book")
+    story = logged_run.read(tmp_path / "book")
     assert [run["rank"] for run in story.runs] == [0, 1]
     assert sorted((one["rank"], one["loader"]) for one in story.incidents) == [
         (0, "Photos"),

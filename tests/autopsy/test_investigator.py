@@ -20,8 +20,9 @@ from holdfast.autopsy.blackbox import NotedSize
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.incident import Incident
 from holdfast.autopsy.investigator import Investigator
-from holdfast.autopsy.logbook import Logbook, read
+from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.verdict import Verdict
+from holdfast.run_report.logged_run import read
 from tests.autopsy.made_up import MEMINFO, Tree
 from tests.support.processes import kill
 

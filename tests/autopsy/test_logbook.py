@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from holdfast.autopsy.logbook import Logbook, LoggedRun, read
+from holdfast.autopsy.logbook import Logbook
 from holdfast.cli import main
+from holdfast.run_report.logged_run import LoggedRun, read
 from holdfast.verbs.incidents import print_run
 
 SOURCE = str(Path(__file__).parents[2] / "src")

@@ -13,8 +13,8 @@ import torch
 
 from holdfast import DataLoader
 from holdfast.autopsy.blackbox import Recorder
-from holdfast.autopsy.logbook import read
 from holdfast.engine import progress_log
+from holdfast.run_report.logged_run import read
 
 
 class Named:

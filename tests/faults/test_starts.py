@@ -13,9 +13,9 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import holdfast
-from holdfast.autopsy import logbook
 from holdfast.engine import events as ev
 from holdfast.processes import process_method
+from holdfast.run_report import logged_run
 from holdfast.worker.faults import VARIABLE
 from tests.faults.outside import kill_and_see_it_dead, nursery
 from tests.support.scripts import run_script
@@ -74,7 +74,7 @@ def test_a_replacement_that_finds_no_room_is_tried_again_and_nothing_is_lost(
     assert [one.worker_id for one in failed] == [0]  # said once, not at every try
     assert "tried again" in failed[0].action
     assert loader.stats()["restarts"] == len(loader.incidents) - 1
-    (late,) = logbook.read(tmp_path).events
+    (late,) = logged_run.read(tmp_path).events
     # What the others have made in the meantime need not be made again.
     tries = 1 if point == "make-nursery" else 3
     assert (late["event"], late["worker"], late["tries"]) == ("started-late", 0, tries)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.autopsy import logbook
+from holdfast.run_report import logged_run
 
 pytest.importorskip("lightning")
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300, method="thread")]
@@ -83,7 +83,7 @@ def test_ranks_are_told_apart(strategy: str, tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=280, env=environment, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    story = logbook.read(tmp_path / "book")
+    story = logged_run.read(tmp_path / "book")
     assert [run["rank"] for run in story.runs] == [0, 1]
     told = sorted((one["rank"], one["loader"], one["cause"]) for one in story.incidents)
     assert told == [

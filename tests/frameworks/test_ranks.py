@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.autopsy import logbook
+from holdfast.run_report import logged_run
 from tests.frameworks.trainings import ways
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.faults, pytest.mark.timeout(540)]
@@ -55,7 +55,7 @@ def test_weights_of_two_ranks_below_holdfast_run_are_the_same(
 
 def test_all_ranks_below_holdfast_run_write_one_logbook(below_run: Any) -> None:
     outcomes, book = below_run
-    story = logbook.read(book)
+    story = logged_run.read(book)
     for rank, outcome in enumerate(outcomes):
         told = [one for one in story.incidents if one["rank"] == rank]
         assert len(told) == sum(found["deaths"] for found in outcome.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.autopsy import logbook
+from holdfast.run_report import logged_run
 from tests.frameworks.trainings import ways
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.faults, pytest.mark.timeout(540)]
@@ -59,4 +59,4 @@ def test_weights_are_those_of_an_undisturbed_run_on_torch(
 
 def test_what_happened_below_holdfast_run_is_in_its_logbook(trained: Any) -> None:
     deaths = sum(trained[0][name, "run"]["deaths"] for name in ways.TRAININGS)
-    assert len(logbook.read(trained[1]).incidents) == deaths
+    assert len(logged_run.read(trained[1]).incidents) == deaths

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from holdfast.autopsy import logbook
 from holdfast.limits.shares import shares
+from holdfast.run_report import logged_run
 from tests.frameworks.trainings import ways
 from tests.frameworks.two_ranks import EPOCHS, RANKS, SIZE, Damaged
 
@@ -75,7 +75,7 @@ def test_a_quarantine_that_ranks_write_at_once_loses_nothing(two: Callable[[str]
 def test_incidents_of_both_ranks_are_in_one_logbook_and_told_apart(
     two: Callable[[str], Any],
 ) -> None:
-    story = logbook.read(two("folder") / "book")
+    story = logged_run.read(two("folder") / "book")
     assert [run["rank"] for run in story.runs] == [0, 1]
     for rank, pids in enumerate(two("pids")):
         assert [one["pid"] for one in story.incidents if one["rank"] == rank] == pids

@@ -15,6 +15,7 @@ import torch.utils.data
 
 import holdfast
 from holdfast import option_sources, private_names
+from holdfast.run_report import logged_run
 from tests.contract.test_frameworks import arguments_from_attributes
 from tests.support.datasets import Numbers
 
@@ -255,6 +256,5 @@ def test_a_logbook_says_what_options_held(tmp_path: Path) -> None:
 
 
 def holdfast_logbook(folder: Path) -> list[dict[str, Any]]:
-    from holdfast.autopsy import logbook
 
-    return logbook.read(folder).runs
+    return logged_run.read(folder).runs

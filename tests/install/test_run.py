@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast.autopsy import logbook
 from holdfast.cli import main
+from holdfast.run_report import logged_run
 from holdfast.takeover.summary import Figures, duration, tell
 from holdfast.verbs import run
 from tests.support.processes import eventually
@@ -118,7 +118,7 @@ def test_a_script_is_as_with_python_and_survives_a_death(tmp_path: Path) -> None
     assert ours.err[-2] == f"holdfast: the whole story: holdfast incidents {book}"
     assert ours.err[-1] == f"holdfast: as a page with curves: holdfast report {book} --open"
     assert all(line.startswith("    ") for line in ours.err[1:-4])
-    story = logbook.read(book)
+    story = logged_run.read(book)
     assert [one["kind"] for one in story.incidents] == ["killed"]
     assert story.runs[0]["command"] == list(arguments)
 
@@ -140,7 +140,7 @@ def test_a_program_that_imports_holdfast_itself_is_taken_over_all_the_same(tmp_p
     ended = run_in(tmp_path, *HOLDFAST, "run", "train.py")
     assert (ended.code, ended.out) == (0, "276 holdfast\n276\n"), ended.err
     assert not any("cannot be used" in line for line in ended.err)
-    assert len(logbook.read(books(tmp_path)[0]).incidents) == 1
+    assert len(logged_run.read(books(tmp_path)[0]).incidents) == 1
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_children_and_subprocesses_have_the_engine_too(tmp_path: Path) -> None:
     engine = "276 holdfast\n"
     assert ended.out == f"fork {engine}spawn {engine}forkserver {engine}276\n276\n"
     (book,) = books(tmp_path)
-    assert [one["kind"] for one in logbook.read(book).incidents] == ["killed"] * 4
+    assert [one["kind"] for one in logged_run.read(book).incidents] == ["killed"] * 4
 
 
 @pytest.mark.slow
@@ -372,7 +372,7 @@ def test_ranks_survive_and_write_one_logbook(launcher: list[str], tmp_path: Path
     assert ended.code == 0, ended.err
     assert ended.out.split() == ["6", "6"]
     (book,) = books(tmp_path)
-    assert sorted(one["rank"] for one in logbook.read(book).incidents) == [0, 1]
+    assert sorted(one["rank"] for one in logged_run.read(book).incidents) == [0, 1]
     for rank in (0, 1):
         assert f"holdfast: [rank {rank}] 1 worker was lost (1 was killed)" in ended.err
 

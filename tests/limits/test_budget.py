@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.autopsy import logbook
 from holdfast.autopsy.logbook import Logbook
 from holdfast.autopsy.readers import Roots
 from holdfast.engine.memory_control import MemoryController, _Warned
@@ -21,6 +20,7 @@ from holdfast.limits.budget import Budget, Share, in_bytes
 from holdfast.limits.pressure import SLOWLY, Level, Pressure
 from holdfast.limits.shares import IN_FLIGHT, shares
 from holdfast.limits.worker_limit import ALONE, Allowance, Ladder, Rung, allowance
+from holdfast.run_report import logged_run
 from holdfast.worker.housekeeping import LARGEST_STEP, STEP, Copies, Garbage, Housekeeper
 
 MIB = 1 << 20
@@ -333,7 +333,7 @@ def test_the_logbook_tells_of_pressure_its_end_and_of_coming_back_smaller(tmp_pa
         check(mind, float(second), {})
     mind.retired(1)
     book.flush()
-    told = [(one["event"], one["text"]) for one in logbook.read(tmp_path / "book").events]
+    told = [(one["event"], one["text"]) for one in logged_run.read(tmp_path / "book").events]
     assert [event for event, _ in told] == ["pressure", "recycled", "smaller", "calm", "recycled"]
     texts = [text for _, text in told]
     assert texts[0].startswith("memory is 94 % full: no more than a sixteenth of what is free")
@@ -519,7 +519,7 @@ def test_why_a_worker_was_to_go_is_not_said_of_its_successor(tmp_path: Path) -> 
     mind.started(0)  # it died of something else before it could go
     mind.retired(0)
     book.flush()
-    texts = [one["text"] for one in logbook.read(tmp_path / "book").events]
+    texts = [one["text"] for one in logged_run.read(tmp_path / "book").events]
     assert "and a sample needed more" in texts[-1]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.autopsy.logbook import Logbook, read
+from holdfast.autopsy.logbook import Logbook
 from holdfast.run_report import page as pages
 from holdfast.run_report.live_page import LivePage
+from holdfast.run_report.logged_run import read
 from holdfast.run_report.story import tell
 from holdfast.tuning import advice
 from holdfast.tuning.search import Request

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast.autopsy.logbook import read
 from holdfast.cli import main
 from holdfast.run_report import page
 from holdfast.run_report.live_page import LivePage
+from holdfast.run_report.logged_run import read
 from holdfast.run_report.story import tell
 from tests.support import logbooks
 

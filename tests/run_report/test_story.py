@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.autopsy.logbook import LoggedRun, read
 from holdfast.run_report import page
 from holdfast.run_report.bottleneck import find_bottleneck
 from holdfast.run_report.curves import POINTS, Grid
+from holdfast.run_report.logged_run import LoggedRun, read
 from holdfast.run_report.story import tell
 from tests.support import logbooks
 

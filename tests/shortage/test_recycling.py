@@ -22,11 +22,11 @@ from click.testing import CliRunner
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import holdfast
-from holdfast.autopsy import logbook
 from holdfast.engine.memory_control import MemoryController, _Warned
 from holdfast.limits.budget import Budget, Share
 from holdfast.limits.gauge import MemoryReading
 from holdfast.limits.growth import Point
+from holdfast.run_report import logged_run
 from holdfast.verbs.incidents import incidents
 from holdfast.worker.housekeeping import trim
 from tests.support.processes import eventually, kill
@@ -261,7 +261,7 @@ def test_after_a_worker_was_replaced_for_a_leak_a_process_beside_the_workers_nam
     assert found == expected
     assert loader.incidents == []
     told = [one.message for one in caplog.records if "what piles up" in one.message]
-    (record,) = logbook.read(tmp_path).leaks
+    (record,) = logged_run.read(tmp_path).leaks
     assert told == [f"[{kind.__name__}] {record['text']}"], (
         "once in a run, in the log and in the logbook"
     )

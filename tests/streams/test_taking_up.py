@@ -12,8 +12,8 @@ import torch.utils.data
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from holdfast import DataLoader, StreamLost
-from holdfast.autopsy import logbook
 from holdfast.engine.continuation import ATTEMPTS
+from holdfast.run_report import logged_run
 from holdfast.worker.faults import POINTS
 from tests.streams.datasets import (
     SIZE,
@@ -115,7 +115,7 @@ def test_a_stream_goes_on_where_it_was_and_that_is_shown(
     at_first, then = (one for one in caplog.messages if "stream" in one)
     assert at_first.splitlines()[0].endswith("replaced; its stream is being taken up")
     assert shown in then
-    story = logbook.read(tmp_path)
+    story = logged_run.read(tmp_path)
     (record,) = story.incidents
     assert record["exact"] is True
     assert record["text"] == incident.sentence()

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast import kernel
-from holdfast.autopsy import logbook
 from holdfast.autopsy.readers import procfs
 from holdfast.cli import main
+from holdfast.run_report import logged_run
 from holdfast.scan import dataset_source
 from holdfast.tuning.measurement import Setting
 from holdfast.tuning.trial_process import Job
@@ -88,7 +88,7 @@ def test_it_ends_when_nothing_is_to_be_gained_and_the_report_shows_what_was_trie
     assert f"from holdfast import DataLoader\nloader = {line}" in done.output
     assert "What limits now: waiting" in done.output
     assert "dataset.transform" in done.output
-    (record,) = logbook.read(tmp_path).tuning
+    (record,) = logged_run.read(tmp_path).tuning
     assert record["target"] == "tests.tuning.datasets:Unpicklable"
     assert [one["kind"] for one in record["tried"]][:2] == ["processes", "main"]
     page = CliRunner().invoke(main, ["report", str(tmp_path), "-o", "-"])

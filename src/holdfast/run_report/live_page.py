@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.autopsy import logbook
-from holdfast.run_report import page
+from holdfast.run_report import logged_run, page
 from holdfast.run_report.story import tell
 
 EVERY: Final = 3.0  # seconds between two questions of the page
@@ -38,7 +37,7 @@ class LivePage(http.server.ThreadingHTTPServer):
     def story(self) -> tuple[str, dict[str, Any]]:
         """What the page shows now, and a mark that is equal if it shows the same."""
         now = time.time()
-        run = logbook.read(self.folder)
+        run = logged_run.read(self.folder)
         found = tell(run, self.title, now)
         return f'"{self.mark()}-{found["state"]}"', found
 

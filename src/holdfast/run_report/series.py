@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from holdfast.autopsy.logbook import LoggedRun
 from holdfast.autopsy.tally import BUCKETS, lower_bound
 from holdfast.run_report.curves import Floats, Grid, number
+from holdfast.run_report.logged_run import LoggedRun
 from holdfast.run_report.record_values import Record, cut, list_of, loader_of
 
 MOST_CURVES: Final = 256

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.autopsy.catalogue import CATALOGUE
-from holdfast.autopsy.logbook import KINDS, LoggedRun
+from holdfast.autopsy.logbook import KINDS
 from holdfast.run_report.bottleneck import find_bottleneck
 from holdfast.run_report.curves import Grid, number, total
+from holdfast.run_report.logged_run import LoggedRun
 from holdfast.run_report.record_values import LONGEST, Record, cut, flat, list_of, loader_of, texts
 from holdfast.run_report.series import (
     Flow,

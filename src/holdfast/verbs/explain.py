@@ -12,13 +12,13 @@ from typing import IO, Any
 import click
 from rich.text import Text
 
-from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE, GROUPS, UnknownCause, lookup
 from holdfast.autopsy.cause import Cause
 from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.verdict import remedies_for
 from holdfast.explain.clues import Clues
 from holdfast.explain.explanation import COLLECT, Explanation, Scene, conclude
+from holdfast.run_report import logged_run
 from holdfast.verbs import terminal
 from holdfast.verbs.incidents import print_run
 
@@ -67,7 +67,7 @@ def _show_logbooks(folders: list[str]) -> None:
     """Show the verdicts that logbooks contain."""
     known = NOT_KNOWN
     for folder in folders:
-        run = logbook.read(folder)
+        run = logged_run.read(folder)
         if run.empty:
             raise click.UsageError(f"{folder} is a folder, but contains no logbook")
         print_run(terminal.console(), run)

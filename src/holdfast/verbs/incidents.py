@@ -14,10 +14,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.loader_identity import LoaderIdentity
+from holdfast.run_report.logged_run import LoggedRun
 from holdfast.verbs import terminal
 
 
@@ -38,7 +38,7 @@ def incidents(folder: Path, as_json: bool, stacks: bool) -> None:
     sys.exit(1 if run.incidents or run.bad_samples or run.leaks else 0)
 
 
-def print_run(out: Console, run: logbook.LoggedRun, stacks: bool = False) -> None:
+def print_run(out: Console, run: LoggedRun, stacks: bool = False) -> None:
     """Print what happened, in order of time, and a summary."""
     events = [("run", {**one, "time": _first_loader(run, one)}) for one in run.runs]
     events += [("incident", one) for one in run.incidents]
@@ -64,7 +64,7 @@ def print_run(out: Console, run: logbook.LoggedRun, stacks: bool = False) -> Non
     _summary(out, run)
 
 
-def _first_loader(run: logbook.LoggedRun, last: dict[str, Any]) -> float:
+def _first_loader(run: LoggedRun, last: dict[str, Any]) -> float:
     """When the first loader of a run began; run.json is of the last that has."""
     process = [last.get(name) for name in ("rank", "host", "pid")]
     same = [one for one in run.loaders if [one.get(x) for x in ("rank", "host", "pid")] == process]
@@ -89,7 +89,7 @@ def _incident(out: Console, record: dict[str, Any], prefix: str, stacks: bool) -
             out.print(Text(f"{'':21}| {line}"))
 
 
-def _summary(out: Console, run: logbook.LoggedRun) -> None:
+def _summary(out: Console, run: LoggedRun) -> None:
     if run.memory:
         trainer = max((one.get("trainer_bytes") or 0 for one in run.memory), default=0)
         workers = max((sum((one.get("workers") or {}).values()) for one in run.memory), default=0)

@@ -11,11 +11,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.autopsy import logbook
 from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
 from holdfast.autopsy.cause import Cause, Remedy
-from holdfast.autopsy.logbook import LoggedRun
 from holdfast.autopsy.verdict import Verdict
+from holdfast.run_report import logged_run
+from holdfast.run_report.logged_run import LoggedRun
 
 _COLOURS = {"high": "green", "medium": "yellow", "low": "red"}
 _SURE = {"high": "sure", "medium": "likely", "low": "perhaps"}
@@ -137,7 +137,7 @@ def _item(out: Console, words: str, hanging: int = 0) -> None:
 def read_logbook(folder: Path) -> LoggedRun:
     """What is in a logbook; a wrong usage if the folder has none."""
     try:
-        run = logbook.read(folder)
+        run = logged_run.read(folder)
     except OSError as error:
         raise click.UsageError(str(error)) from None
     if run.empty:
