@@ -63,13 +63,20 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
         raise RuntimeError(f"{what} does not reach torch's own workers: {state.why_torchs}")
     pools = [pool for pool in state.pools() if pool.running]
     pickled = _pickled(change, what) if pools else b""
+
+    def noted(draw: int) -> None:
+        with state.telling:
+            state.told = state.told.and_(change, state.epochs.next - 1, draw)
+
+    if not pools:
+        with state.changing:  # a state that another thread takes has all of it or nothing
+            change(loader.dataset)
+            noted(AT_ONCE)
+        return
     change(loader.dataset)
-    draw = AT_ONCE
-    for pool in pools:
-        draw = pool.announce(pickled)
-        state.epochs.told_midway = True
-    with state.telling:
-        state.told = state.told.and_(change, state.epochs.next - 1, draw)
+    state.epochs.told_midway = True
+    for pool in pools:  # what a state says is of the last one
+        pool.announce(pickled, noted if pool is pools[-1] else None)
 
 
 def _pickled(change: Callable[[Any], object], what: str) -> bytes:

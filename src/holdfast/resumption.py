@@ -57,6 +57,13 @@ class Loaded:
 def state_dict(loader: Any) -> dict[str, Any]:
     """See `DataLoader.state_dict`."""
     there = runtime.of(loader)
+    if loader.num_workers == 0:
+        with there.changing:
+            return _state_now(loader, there)
+    return _state_now(loader, there)
+
+
+def _state_now(loader: Any, there: runtime.Runtime) -> dict[str, Any]:
     loaded, checkpoint = there.loaded, None
     if loaded is not None:
         state = copy.deepcopy(loaded.state)
@@ -108,7 +115,7 @@ def _warn_of_torchs(why: str) -> None:
     warnings.warn(
         f"this loader runs with torch's own engine ({why}), which does not tell where it is: its "
         "state cannot be resumed from",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

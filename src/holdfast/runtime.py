@@ -99,6 +99,9 @@ class Runtime:
         self.incidents: deque[Incident] = deque(maxlen=REMEMBERED)
         # Several iterators may tell of theirs at once; a log handler may ask in the middle of it.
         self.telling = threading.RLock()
+        # Held while the dataset is changed and no workers run. Not while they are told: a sampler
+        # may tell them something in the middle of a `next()`, for which a state may have to wait.
+        self.changing = threading.RLock()
         self.stats = Stats()
         self.epochs = EpochCounter()
         self.told = ToldChanges()

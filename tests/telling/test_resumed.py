@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from holdfast import DataLoader, StateError, told_changes
+from holdfast.engine.pool import Pool
 from tests.telling.datasets import Hear, Told, ToldStream, as_is
 
 
@@ -173,22 +175,72 @@ def test_what_is_told_after_a_state_was_loaded_is_in_a_state_that_is_taken_then(
     assert list(third) == list(again)
 
 
-def test_another_thread_gets_a_state_with_all_that_was_told(
+def test_a_state_that_another_thread_takes_has_a_change_with_its_effect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While the next is being told. It need not wait for that."""
+    """Without workers the dataset is changed at once: a state waits until that is noted too."""
     loader = make()
     loader.broadcast({"heard": ["a"], "part.strength": 1})
     states: list[Any] = []
+    other = threading.Thread(target=lambda: states.append(loader.state_dict()["told"]))
 
-    def hold(told: Any, *_: Any) -> Any:
-        other = threading.Thread(target=lambda: states.append(loader.state_dict()["told"]))
+    def hold(told: Any, *where: Any) -> Any:
         monkeypatch.undo()
         other.start()
-        other.join(10)
-        return told.at(*_)
+        other.join(0.3)  # it would be done by then if it did not wait
+        return told.at(*where)
 
     monkeypatch.setattr(told_changes.ToldChanges, "at", hold)
     loader.broadcast({"heard": ["b"]})
-    assert [told["held"] for told in states] == [{"heard": ["a"], "part.strength": 1}]
-    assert loader.state_dict()["told"]["held"] == {"part.strength": 1, "heard": ["b"]}
+    other.join(60)
+    assert [told["held"] for told in states] == [{"part.strength": 1, "heard": ["b"]}]
+
+
+def test_a_state_has_what_workers_were_told_before_broadcast_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread is just leaving `Pool.announce`, and the consumer goes on meanwhile."""
+    told, go_on = threading.Event(), threading.Event()
+    announce = Pool.announce
+
+    def announce_and_wait(*args: Any) -> Any:
+        announce(*args)
+        told.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(Pool, "announce", announce_and_wait)
+    with make(num_workers=1) as loader:
+        iterator = iter(loader)
+        found = [next(iterator)]
+        other = threading.Thread(target=loader.broadcast, args=({"heard": ["a"]},))
+        other.start()
+        assert told.wait(60)
+        found += [next(iterator) for _ in range(2)]
+        state = loader.state_dict()
+        go_on.set()
+        other.join(60)
+        monkeypatch.undo()
+        found += iterator
+    with make(num_workers=1) as again:
+        again.load_state_dict(state)
+        assert found[:3] + list(again) == found
+
+
+def test_the_draw_that_a_state_names_is_the_one_before_which_workers_were_told() -> None:
+    """The consumer draws while another thread waits for the pool with its announcement."""
+    with make(num_workers=1) as loader:
+        iterator = iter(loader)
+        found = [next(iterator)]
+        pool = iterator._pool
+        other = threading.Thread(target=loader.broadcast, args=({"heard": ["a"]},))
+        with pool.lock:
+            other.start()
+            while not pool.drawing.announced:
+                time.sleep(0.001)
+            found += [next(iterator) for _ in range(3)]
+        other.join(60)
+        state = loader.state_dict()
+        found += iterator
+    with make(num_workers=1) as again:
+        again.load_state_dict(state)
+        assert found[:4] + list(again) == found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.engine import events as ev
@@ -11,6 +12,16 @@ from holdfast.engine import signals
 from holdfast.engine.driver import Driver, hand_over_backlog
 from holdfast.engine.supervisor import Supervisor
 from holdfast.samples.substitute import copy_index, keys_of
+
+
+@dataclass
+class Announcement:
+    """A change of the dataset that workers are told of."""
+
+    change: bytes
+    noted: Callable[[int], None] | None
+    """Called under the pool's lock, with the draw before which it is made: what is asked for under
+    the same lock has both or neither."""
 
 
 class Drawing:
@@ -32,7 +43,7 @@ class Drawing:
         self._work = work
         self._auto_collation = auto_collation
         self._users_sampler = users_sampler
-        self.announced: deque[bytes] = deque()
+        self.announced: deque[Announcement] = deque()
         """What workers are told before the tasks that are drawn next; not told to the machine
         yet."""
 
@@ -82,4 +93,12 @@ class Drawing:
 
     def tell_announced(self) -> None:
         while self.announced:
-            self._supervisor.tell(ev.Announced(self.announced.popleft()))
+            announcement = self.announced.popleft()
+            self.note_draw(announcement)
+            self._supervisor.tell(ev.Announced(announcement.change))
+
+    def note_draw(self, announcement: Announcement) -> None:
+        """The announcement is made before the next draw: tell that to its author, once."""
+        noted, announcement.noted = announcement.noted, None
+        if noted is not None:
+            noted(self.next_draw())

@@ -52,7 +52,7 @@ from holdfast.engine.background import CLOSED, OPEN, BackgroundThread
 from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.checkpointing import Checkpointing
 from holdfast.engine.deaths import Deaths
-from holdfast.engine.drawing import Drawing
+from holdfast.engine.drawing import Announcement, Drawing
 from holdfast.engine.driver import DriverOptions, WorkerMethod, hand_over_backlog
 from holdfast.engine.epoch import NO_BATCH, Epoch, Reported, Taken
 from holdfast.engine.loader_records import LoaderRecords
@@ -372,17 +372,18 @@ class Pool:
             self.supervisor.tell(ev.EpochBegan(seeds))
             self.drawing.draw_due(draw)
 
-    def announce(self, change: bytes) -> int:
-        """Have every worker told this before the tasks that are drawn from now on; which draw is
-        the next."""
+    def announce(self, change: bytes, noted: Callable[[int], None] | None = None) -> None:
+        """Have every worker told this before the tasks that are drawn from now on. `noted` is
+        called with the first of these draws, before a checkpoint can be taken that has it."""
         self.check_owner()
-        self.drawing.announced.append(change)
+        announcement = Announcement(change, noted)
+        self.drawing.announced.append(announcement)
         with self.lock:
             if not self._work.half_done:  # else the sampler calls: before the index it is asked for
                 with self._undivided():
                     if self.running:
                         self.drawing.tell_announced()
-            return self.drawing.next_draw()
+            self.drawing.note_draw(announcement)
 
     def fill(
         self,
