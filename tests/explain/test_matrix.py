@@ -266,7 +266,7 @@ def test_a_lock_that_a_thread_of_the_trainer_held_at_the_fork_is_called_so_and_g
     assert [one.cause for one in incidents] == ["fork-lock-deadlock"] * 2
     assert incidents[-1].action == "replaced by one forked anew; its batch is made again"
     (said,) = [
-        one.message for one in caplog.records if "forked from the trainer anew" in one.message
+        one.message for one in caplog.records if "forked from the trainer again" in one.message
     ]
     assert "forkserver" in said
     note("a lock held at the fork", "fork-lock-deadlock", first.to_json())
