@@ -28,6 +28,7 @@ from holdfast.engine.driver import DriverOptions, Handle, Progress
 from holdfast.engine.message_driver import MessageDriver, MessageRecord
 from holdfast.engine.worker_records import Order
 from holdfast.samples.substitute import BatchHints, copy_index
+from holdfast.threads.turns import PATIENCE, Turns
 from holdfast.threads.worker_thread import Copies, WorkerThread, name_of
 from holdfast.transport.batch_memory import BatchMemory
 from holdfast.worker.interface import BATCH
@@ -70,6 +71,7 @@ class ThreadDriver(MessageDriver[_Seat]):
         self._consumer = threading.get_ident()
         self._status = StatusFile("thread")
         self._memory = BatchMemory()
+        self._turns = Turns(self._bell)
         self._rest_at = 0.0
 
     # -- orders ---------------------------------------------------------------------------
@@ -81,7 +83,7 @@ class ThreadDriver(MessageDriver[_Seat]):
         if setup is None:
             return
         worker = WorkerThread(
-            setup, self._copies, seat.notes, self._bell, self._watch_bell, self._memory
+            setup, self._copies, seat.notes, self._bell, self._watch_bell, self._memory, self._turns
         )
         try:
             worker.thread.start()
@@ -92,6 +94,7 @@ class ThreadDriver(MessageDriver[_Seat]):
             self._supervisor.after(tell)
             return
         seat.worker = worker
+        self._turns.join(order.worker, worker.inbox)
 
     def send(self, worker: int, item: ev.Item, hint: BatchHints | None) -> None:
         # The index is copied because the user's code may change it.
@@ -100,7 +103,7 @@ class ThreadDriver(MessageDriver[_Seat]):
 
     def _pass_on(self, seat: _Seat, orders: list[Order]) -> None:
         assert seat.worker is not None
-        seat.worker.orders.put(orders)
+        seat.worker.inbox.put(orders)
 
     def dump(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
@@ -147,7 +150,10 @@ class ThreadDriver(MessageDriver[_Seat]):
 
     def poll(self, timeout: float) -> None:
         consumer = threading.get_ident() == self._consumer
-        self._bell.wait(timeout, self._has_messages, consumer)
+        patience = 0.0
+        if consumer and timeout > 0 and self._turns.begin(self._supervisor.machine.awaited()):
+            patience = PATIENCE
+        self._bell.wait(timeout, self._has_messages, consumer, patience)
 
     def watch(self, timeout: float) -> None:
         if self._watches_batches:
@@ -182,6 +188,8 @@ class ThreadDriver(MessageDriver[_Seat]):
         seat.active = self.clock()
         kind = message[0]
         if kind is BATCH:  # first, because nearly all are
+            if self._supervisor.pinning is None:  # else the consumer does not wait for workers
+                self._turns.batch_came(seat.active)
             self._answers.batch(worker, *message[1:])
         elif kind is GONE:
             seat.stack = message[1]
@@ -249,6 +257,7 @@ class ThreadDriver(MessageDriver[_Seat]):
     def close(self) -> None:
         self._status.close()
         self._memory.close()
+        self._turns.clear()
         for seat in self._seats:
             seat.worker = None
 

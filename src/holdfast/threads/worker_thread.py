@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import queue
 import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from types import MethodType
 from typing import Any
@@ -28,6 +28,7 @@ from holdfast.autopsy.blackbox import IDLE, START, STOP
 from holdfast.engine.bells import Bell
 from holdfast.introspection.data_size import weigh
 from holdfast.threads.shared_generators import SharedGenerators
+from holdfast.threads.turns import Inbox, Turns
 from holdfast.transport.placement import Memory
 from holdfast.transport.stacking import use_memory
 from holdfast.worker.exceptions import describe
@@ -123,9 +124,10 @@ class WorkerThread(MessageHost):
         bell: Bell,
         watch_bell: Bell,
         memory: Memory,
+        turns: Turns,
     ) -> None:
         self.recorder = notes
-        self.orders: queue.SimpleQueue[Orders] = queue.SimpleQueue()
+        self.inbox: Inbox[Orders] = Inbox()
         self.outbox: deque[Message] = deque()
         self.dismissed = False
         self.own_dataset = copies.each
@@ -134,6 +136,7 @@ class WorkerThread(MessageHost):
         self._bell = bell
         self._watch_bell = watch_bell
         self.memory = memory
+        self._rest = partial(turns.end, setup.worker)
         self._last_look = 0.0
         self._shared: SharedGenerators | None = None
         self.thread = threading.Thread(target=self._run, name=name_of(setup.worker), daemon=True)
@@ -141,7 +144,8 @@ class WorkerThread(MessageHost):
     def dismiss(self) -> None:
         """Have it end. Does not wait."""
         self.dismissed = True
-        self.orders.put(None)
+        self.inbox.put(None)
+        self.inbox.wake()
 
     # -- the loop -------------------------------------------------------------------------
 
@@ -200,14 +204,16 @@ class WorkerThread(MessageHost):
 
     def _wait(self) -> Orders:
         self.recorder.note(-1, -1, IDLE)
-        return self.orders.get()
+        return self.inbox.get(self._rest)
 
     # -- what it says ---------------------------------------------------------------------
 
     def _say(self, *message: Any) -> None:
         self.outbox.append(message)
-        if self._bell.waiting:
-            self._bell.ring()
+        bell = self._bell
+        if bell.waiting:
+            if not bell.patient:
+                bell.ring()
         elif self._watch_bell.waiting:  # for batches: see `ThreadDriver.prepare_watch`
             self._watch_bell.ring()
 
