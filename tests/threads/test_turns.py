@@ -80,6 +80,29 @@ def test_trials_become_rare() -> None:
     assert sum(chosen) < 20 * TRIAL
 
 
+def test_a_trial_that_stops_everything_ends_with_the_first_batch() -> None:
+    together = Turns(Bell())
+    now, came = 100.0, 0
+    while not together.choice.turns:
+        now += 1e-4
+        together.batch_came(now)
+    while together.choice.turns:
+        now += 0.1
+        came += 1
+        together.batch_came(now)
+    assert came == 1
+
+
+def test_rests_are_as_long_as_some_rounds() -> None:
+    together = Turns(Bell())
+    together.choice.turns = True
+    for pace in (1e-6, 1e-4, 1e-2):
+        for count in range(1, 3 * ROUND):
+            together.batch_came(count * pace)
+        together.choice.turns = True
+        assert together.begin(None) == pytest.approx(min(max(3 * ROUND * pace, 0.002), 0.03))
+
+
 # -- waking ---------------------------------------------------------------------------------
 
 
@@ -99,19 +122,16 @@ def until(true: Callable[[], bool]) -> None:
 
 def test_an_order_wakes_a_worker_that_sleeps() -> None:
     inbox: Inbox[int] = Inbox()
-    thread, got = in_thread(lambda: inbox.get(lambda: False))
+    thread, got = in_thread(lambda: inbox.get(lambda: 0.0))
     until(lambda: inbox._asleep)
     inbox.put(1)
     thread.join(20)
     assert got == [1]
 
 
-def test_an_order_wakes_no_worker_that_rests_and_it_looks_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(turns, "REST", 0.2)
+def test_an_order_wakes_no_worker_that_rests_and_it_looks_itself() -> None:
     inbox: Inbox[int] = Inbox()
-    thread, got = in_thread(lambda: inbox.get(lambda: True))
+    thread, got = in_thread(lambda: inbox.get(lambda: 0.2))
     until(lambda: inbox.resting)
     inbox.put(1)
     assert inbox.full
@@ -123,7 +143,7 @@ def test_an_order_wakes_no_worker_that_rests_and_it_looks_itself(
 
 def test_no_order_is_lost_between_two_threads() -> None:
     inbox: Inbox[int] = Inbox()
-    rests = iter([False, True, False] * 10_000)
+    rests = iter([0.0, 0.001, 0.0] * 10_000)
     got: list[int] = []
 
     def work() -> None:
@@ -143,7 +163,7 @@ def test_no_order_is_lost_between_two_threads() -> None:
 def test_the_consumer_wakes_the_worker_it_awaits_and_the_last_worker_the_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "REST", 60.0)
+    monkeypatch.setattr(turns, "SHORTEST_REST", 60.0)
     bell = Bell()
     together = Turns(bell)
     together.choice.turns = True

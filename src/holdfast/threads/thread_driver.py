@@ -28,7 +28,7 @@ from holdfast.engine.driver import DriverOptions, Handle, Progress
 from holdfast.engine.message_driver import MessageDriver, MessageRecord
 from holdfast.engine.worker_records import Order
 from holdfast.samples.substitute import BatchHints, copy_index
-from holdfast.threads.turns import PATIENCE, Turns
+from holdfast.threads.turns import Turns
 from holdfast.threads.worker_thread import Copies, WorkerThread, name_of
 from holdfast.transport.batch_memory import BatchMemory
 from holdfast.worker.interface import BATCH
@@ -151,8 +151,8 @@ class ThreadDriver(MessageDriver[_Seat]):
     def poll(self, timeout: float) -> None:
         consumer = threading.get_ident() == self._consumer
         patience = 0.0
-        if consumer and timeout > 0 and self._turns.begin(self._supervisor.machine.awaited()):
-            patience = PATIENCE
+        if consumer and timeout > 0:
+            patience = self._turns.begin(self._supervisor.machine.awaited())
         self._bell.wait(timeout, self._has_messages, consumer, patience)
 
     def watch(self, timeout: float) -> None:

@@ -11,9 +11,9 @@ Where batches are loaded outside of the lock (decoding, files, network), or wher
 outside of it, that would be wrong: then as many threads as possible should be awake. Which is
 quicker is found out by trying both (`Choice`).
 
-No thread relies on being woken by another. A worker that rests looks for orders itself after `REST`
-seconds, and a consumer that waits for several batches after `PATIENCE` seconds for each. So workers
-that wait for each other, samples that take long and threads that are stuck cost a moment at most.
+No thread relies on being woken by another. A worker that rests looks for orders itself after some
+milliseconds, and a consumer that waits for several batches then waits for any. So workers that wait
+for each other, samples that take long and threads that are stuck cost a moment at most.
 
 Without the interpreter's lock (free-threaded Python) all this is correct too, and not chosen.
 """
@@ -27,10 +27,11 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.engine.bells import Bell
 
-__all__ = ["PATIENCE", "Choice", "Inbox", "Turns"]
+__all__ = ["Choice", "Inbox", "Turns"]
 
-REST = 0.005  # seconds in which a worker lets others run, although it may have orders
-PATIENCE = 0.005  # seconds in which the consumer waits for more than one batch
+# Seconds in which a worker lets others run although it may have orders, and in which the consumer
+# waits for more than one batch: so many rounds of batches, within these limits.
+REST, SHORTEST_REST, LONGEST_REST = 3, 0.002, 0.03
 ROUND = 32  # batches after which it is looked at how long they took
 QUICK = 0.0005  # seconds for a batch, above which it is not worth trying
 CLEARLY = 0.95  # part of the usual time, below which the other way is better,
@@ -56,6 +57,11 @@ class Choice:
         self._best: dict[bool, float] = {}  # seconds for a batch, in the shortest of these rounds
         self._left = TRIAL  # rounds until a trial begins, or ends
         self._pause = SOON
+
+    @property
+    def hopeless(self) -> float | None:
+        """Seconds for a batch above which a trial may end at once; None if there is no trial."""
+        return None if self.turns is self._usual else HOPELESS * self._best[self._usual]
 
     def round_took(self, seconds: float) -> None:
         """A round is over, in which a batch took so many seconds."""
@@ -92,7 +98,7 @@ class Inbox(Generic[Order]):
     def __init__(self) -> None:
         self._orders: deque[Order] = deque()
         self._asleep = False  # until it is woken
-        self.resting = False  # until it is woken, or REST has passed
+        self.resting = False  # until it is woken, or some milliseconds have passed
         self._call = threading.Lock()
         self._call.acquire()  # released to wake the worker
 
@@ -112,13 +118,13 @@ class Inbox(Generic[Order]):
         except RuntimeError:
             pass  # it was woken a moment ago
 
-    def get(self, rest: Callable[[], bool]) -> Order:
-        """The next orders. If there are none, `rest` is called, and says whether the worker is to
-        rest first."""
+    def get(self, rest: Callable[[], float]) -> Order:
+        """The next orders. If there are none, `rest` is called, and says for how many seconds the
+        worker is to rest first."""
         orders, call = self._orders, self._call
-        if not orders and rest():
+        if not orders and (seconds := rest()) > 0:
             self.resting = True
-            call.acquire(timeout=REST)
+            call.acquire(timeout=seconds)
             self.resting = False
         while not orders:
             self._asleep = True
@@ -139,7 +145,9 @@ class Turns:
         self.choice = Choice()
         self._bell = bell
         self._inboxes: dict[int, Inbox[Any]] = {}
-        self._counted, self._since = 0, 0.0
+        self._rest = SHORTEST_REST
+        self._counted, self._since = 0, 0.0  # batches of this round, and when it began
+        self._latest: float | None = None  # when it ends at once, if not enough have come by then
 
     def join(self, worker: int, inbox: Inbox[Any]) -> None:
         self._inboxes = {**self._inboxes, worker: inbox}
@@ -147,25 +155,25 @@ class Turns:
     def clear(self) -> None:
         self._inboxes = {}
 
-    def begin(self, worker: int | None) -> bool:
-        """The consumer is about to wait, for this worker if that is known. Whether for more than
-        one batch."""
+    def begin(self, worker: int | None) -> float:
+        """The consumer is about to wait, for this worker if that is known. For how many seconds it
+        waits for more than one batch."""
         if not self.choice.turns:
-            return False
+            return 0.0
         inbox = None if worker is None else self._inboxes.get(worker)
         if inbox is not None and inbox.resting and inbox.full:
             inbox.wake()
         else:
             self._wake_next(-1)
-        return True
+        return self._rest
 
-    def end(self, worker: int) -> bool:
-        """This worker has done all that was ordered. Whether it is to rest now."""
+    def end(self, worker: int) -> float:
+        """This worker has done all that was ordered. For how many seconds it is to rest now."""
         if not self.choice.turns:
-            return False
+            return 0.0
         if not self._wake_next(worker) and self._bell.waiting:
             self._bell.ring()
-        return True
+        return self._rest
 
     def _wake_next(self, worker: int) -> bool:
         inboxes, count = self._inboxes, len(self._inboxes)
@@ -179,7 +187,14 @@ class Turns:
     def batch_came(self, now: float) -> None:
         """The driver has heard of one."""
         self._counted += 1
-        if self._counted == ROUND:
-            if self._since:
-                self.choice.round_took((now - self._since) / ROUND)
-            self._counted, self._since = 0, now
+        late = self._latest is not None and now > self._latest
+        if self._counted < ROUND and not late:
+            return
+        choice = self.choice
+        if self._since:
+            took = now - self._since
+            choice.round_took(took / self._counted)
+            if not late:
+                self._rest = min(LONGEST_REST, max(SHORTEST_REST, REST * took))
+        self._counted, self._since = 0, now
+        self._latest = None if choice.hopeless is None else now + ROUND * choice.hopeless
