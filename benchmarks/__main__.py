@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import curves, garbage, methods
-from benchmarks.loaders import LOADERS
+from benchmarks.loaders import FURTHER_AHEAD, LOADERS
 from benchmarks.report import Results, table, write_json, write_plot
 from benchmarks.rounds import Plan, Record, absent, measure, run
 from benchmarks.workloads import WORKLOADS
@@ -27,7 +27,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS))
+    usual = [name for name in LOADERS if name not in FURTHER_AHEAD]
+    parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=usual)
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds (5; with --quick 1)")
     parser.add_argument("--seconds", type=float, metavar="S", help="of a measurement (3; 0.7)")
     parser.add_argument("--quick", action="store_true", help="a glance: short, and one round")

@@ -53,12 +53,16 @@ class Loader:
             return str(getattr(package, "__version__", "unknown"))
 
 
-def torch_like(loader_class: Callable[..., Iterable[Batch]], workload: Workload) -> Iterable[Batch]:
+def torch_like(
+    loader_class: Callable[..., Iterable[Batch]],
+    workload: Workload,
+    prefetch_factor: int | None = IN_FLIGHT,
+) -> Iterable[Batch]:
     return loader_class(
         workload.dataset,
         batch_size=workload.batch_size,
         num_workers=WORKERS,
-        prefetch_factor=IN_FLIGHT,
+        prefetch_factor=prefetch_factor,
         collate_fn=workload.collate_fn,
     )
 
@@ -73,6 +77,19 @@ def holdfast_threads(workload: Workload) -> Iterable[Batch]:
     from holdfast import DataLoader
 
     return torch_like(functools.partial(DataLoader, worker_method="thread"), workload)
+
+
+def holdfast_ahead(workload: Workload) -> Iterable[Batch]:
+    """How many batches are made ahead is left to holdfast."""
+    from holdfast import DataLoader
+
+    return torch_like(DataLoader, workload, None)
+
+
+def holdfast_threads_ahead(workload: Workload) -> Iterable[Batch]:
+    from holdfast import DataLoader
+
+    return torch_like(functools.partial(DataLoader, worker_method="thread"), workload, None)
 
 
 def stock(workload: Workload) -> Iterable[Batch]:
@@ -235,7 +252,11 @@ LOADERS = {
         Loader("spdl", "spdl-core", "spdl.pipeline", spdl),
         Loader("grain", "grain", "grain", grain),
         Loader("holdfast threads", "holdfast", "holdfast.loader", holdfast_threads),
+        Loader("holdfast ahead", "holdfast", "holdfast.loader", holdfast_ahead),
+        Loader("holdfast threads ahead", "holdfast", "holdfast.loader", holdfast_threads_ahead),
         Loader("nodes threads", "torchdata", "torchdata.nodes", nodes_threads),
         Loader("spdl threads", "spdl-core", "spdl.pipeline", spdl_threads),
     )
 }
+FURTHER_AHEAD = ("holdfast ahead", "holdfast threads ahead")
+"""With more batches in flight than the others, so compared among themselves (`methods`)."""

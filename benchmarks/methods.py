@@ -19,6 +19,8 @@ LOADERS = {
     "holdfast": "holdfast, processes",
     "nodes threads": "torchdata.nodes, threads",
     "spdl threads": "SPDL, threads",
+    "holdfast threads ahead": "holdfast, threads, without `prefetch_factor`",
+    "holdfast ahead": "holdfast, processes, without `prefetch_factor`",
 }
 ONE_PROCESS = "one process without workers"
 

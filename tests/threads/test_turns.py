@@ -93,13 +93,11 @@ def test_a_trial_that_stops_everything_ends_with_the_first_batch() -> None:
     assert came == 1
 
 
-def test_rests_are_as_long_as_some_rounds() -> None:
+def test_rests_are_as_long_as_some_rounds(always: None) -> None:
     together = Turns(Bell())
-    together.choice.turns = True
     for pace in (1e-6, 1e-4, 1e-2):
         for count in range(1, 3 * ROUND):
             together.batch_came(count * pace)
-        together.choice.turns = True
         assert together.begin(None) == pytest.approx(min(max(3 * ROUND * pace, 0.002), 0.03))
 
 
@@ -205,8 +203,18 @@ def test_the_consumer_wakes_the_worker_it_awaits_and_the_last_worker_the_consume
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choice, "__init__", lambda self: setattr(self, "turns", True))
-    monkeypatch.setattr(Choice, "round_took", lambda self, seconds: None)
+    monkeypatch.setattr(turns, "Choice", Always)
+
+
+class Always(Choice):
+    turns = True
+    hopeless = None
+
+    def __init__(self) -> None:
+        pass
+
+    def round_took(self, seconds: float) -> None:
+        pass
 
 
 def _also_with_turns(*modules: ModuleType) -> dict[str, Any]:

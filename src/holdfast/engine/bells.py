@@ -47,11 +47,11 @@ class Bell:
     ) -> None:
         """Wait for answers, which `found` looks for, or until it is rung. May return early. For so
         many seconds of `patience` it is not rung for each answer."""
-        self.waits += 1
-        self.consumer_waits = consumer
-        self.patient = patience > 0
-        self.waiting = True
         try:
+            self.waits += 1
+            self.consumer_waits = consumer
+            self.patient = patience > 0
+            self.waiting = True
             if self.patient:
                 rung = self.pause(min(timeout, patience), found)
                 self.patient = False

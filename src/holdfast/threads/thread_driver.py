@@ -150,9 +150,7 @@ class ThreadDriver(MessageDriver[_Seat]):
 
     def poll(self, timeout: float) -> None:
         consumer = threading.get_ident() == self._consumer
-        patience = 0.0
-        if consumer and timeout > 0:
-            patience = self._turns.begin(self._supervisor.machine.awaited())
+        patience = self._turns.begin(self._supervisor.machine.awaited()) if timeout > 0 else 0.0
         self._bell.wait(timeout, self._has_messages, consumer, patience)
 
     def watch(self, timeout: float) -> None:
