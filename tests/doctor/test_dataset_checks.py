@@ -49,7 +49,7 @@ def test_a_healthy_dataset_is_good_in_all_that_depends_on_it() -> None:
     [
         (patients.Waiting(), ["worker_method='thread' would do. Nothing is pickled"]),
         (patients.Waiting(function=lambda: 1), ["it cannot be pickled, which is no matter"]),
-        (patients.Waiting(1 << 20), ["'thread' would do", "its batches have 64 MiB", "both"]),
+        (patients.Waiting(1 << 20), ["'thread' would do"]),
         (patients.Calculating(), ["processes: two threads load", "Python's lock is held"]),
     ],
     ids=["waits", "cannot be pickled", "large", "Python"],
@@ -60,6 +60,15 @@ def test_a_worker_method_is_recommended_from_what_two_threads_gain(
     seen = Samples("fork", nbytes=[4 * getattr(dataset, "size", 1)])
     check = patient.worker_method(dataset, PLAN, patient.pickles(dataset), seen, lambda _: None)
     assert all(one in check.meaning for one in words), check.meaning
+    assert "its batches have" not in check.meaning
+
+
+def test_large_batches_of_an_own_collate_fn_are_a_reason_to_measure() -> None:
+    dataset = patients.Waiting(1 << 20)
+    plan = replace(PLAN, collate_fn=torch.stack)
+    seen = Samples("fork", nbytes=[4 * dataset.size])
+    check = patient.worker_method(dataset, plan, patient.pickles(dataset), seen, lambda _: None)
+    assert "its batches have 64 MiB" in check.meaning
 
 
 def test_processes_are_recommended_for_samples_that_crash() -> None:

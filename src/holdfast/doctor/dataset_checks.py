@@ -291,13 +291,13 @@ def worker_method(
     if gain >= THREADS_GAIN:
         batch = int(statistics.median(seen.nbytes)) * plan.batch_size
         large = (
-            f". But its batches have {in_words(batch)}, which processes copy into memory that is "
-            "used again, and threads into new memory: measure both"
+            f". But its batches have {in_words(batch)}, which the collate_fn makes in new memory, "
+            "and processes copy into memory that is used again: measure both"
         )
         words = (
             f"{measured}, so Python's lock is free most of the time: worker_method='thread' would do"
             f"{cannot_pickle}. Nothing is pickled or copied with it, but {crash}"
-            f"{large if batch >= LARGE_BATCH else ''}"
+            f"{large if plan.collate_fn is not None and batch >= LARGE_BATCH else ''}"
         )
         return good("worker method", words)
     return good(
