@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from holdfast.worker.randomness import OWN_AT, Randomness
-from holdfast.worker.sample_seeding import SampleSeeds, kept_states
+from holdfast.worker.sample_seeding import _RAW, _WORDS, SampleSeeds, kept_states
 
 CALLS, ROUNDS = 300, 100
 
@@ -55,10 +55,16 @@ def main() -> None:
 
         return keep
 
+    raw = np.zeros(_RAW, np.uint64)
+    words = raw.view(np.uint32)[:_WORDS]
     measured: dict[str, Callable[[], object]] = {
         "a sample whose key is a number": lambda: seeds.for_sample(12345),
         "a sample whose key is a text": lambda: seeds.for_sample("images/12345.jpg"),
         "an element of a stream": seeds.for_element,
+        "    of it: the words of all states, from Philox": lambda: seeds.draw(0, 12345, 0),
+        "    of it: the state of random": lambda: seeds.set_random(words),
+        "    of it: the state of numpy.random": lambda: seeds.set_numpy(words),
+        "    of it: the state of torch": lambda: seeds.set_torch(words, raw[-1:]),
         "for comparison: random.seed, numpy.random.seed, torch.manual_seed": public,
         "num_workers=0: the trainer's generators, saved and restored, per batch": borrowed,
         'random states after a batch that draws, seeding="worker"': a_batch(all_kept),

@@ -13,6 +13,12 @@ which are Mersenne twisters: their own functions for seeding take longer, and th
 NumPy accept only 32 bits, which collide among some ten thousand samples. The position is at the
 beginning of that state, so the first numbers a sample draws are Philox's own.
 
+It cannot be put off until a number is drawn. No generator has a hook for that: the bound methods
+``random.random`` and ``random.getrandbits``, which a program may have imported by name, read the
+object's memory; a ``RandomState`` holds a copy of the function pointers of its bit generator; and
+``torch`` draws in C++ from a struct that its generator owns. And a generator that was left alone so
+far may be used by the next sample.
+
 Batches are requests of their own (for a ``collate_fn``, and for ``__getitems__``), named by their
 first key. The elements of a stream are named by the worker and their position in its stream. That
 position is all the random state that a worker has then.
@@ -67,8 +73,8 @@ class SampleSeeds(State):
     def __init__(self, seed: int, epoch: int, worker: int = 0) -> None:
         self._worker = worker
         self.position = 0  # of the next element of the stream
-        self._set_random, self._set_numpy = twister_setters()
-        self._set_torch = _torch_setter(torch.default_generator)
+        self.set_random, self.set_numpy = twister_setters()
+        self.set_torch = _torch_setter(torch.default_generator)
         self.begin_epoch(seed, epoch)
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
@@ -77,7 +83,7 @@ class SampleSeeds(State):
         self._philox = np.random.Philox(key=int.from_bytes(key, "little"), counter=0)
         self._state: Any = self._philox.state
         self._counter = self._state["state"]["counter"]
-        self._draw = self._philox.random_raw
+        self._random_raw = self._philox.random_raw
 
     # -- requests -------------------------------------------------------------------------
 
@@ -127,15 +133,19 @@ class SampleSeeds(State):
         digest = hashlib.blake2b(key, digest_size=16).digest()
         self._seed(kind + 1, *struct.unpack("<QQ", digest))
 
-    def _seed(self, kind: int, low: int, high: int) -> None:
+    def draw(self, kind: int, low: int, high: int) -> NDArray[np.uint64]:
+        """The words for one request: of three states, and one more."""
         counter = self._counter
         counter[0], counter[1], counter[2], counter[3] = 0, kind, low, high
         self._philox.state = self._state
-        raw = self._draw(_RAW)
+        return self._random_raw(_RAW)
+
+    def _seed(self, kind: int, low: int, high: int) -> None:
+        raw = self.draw(kind, low, high)
         words = raw.view(np.uint32)
-        self._set_random(words[:_WORDS])
-        self._set_numpy(words[_WORDS : 2 * _WORDS])
-        self._set_torch(words[2 * _WORDS : 3 * _WORDS], raw[_RAW - 1 :])
+        self.set_random(words[:_WORDS])
+        self.set_numpy(words[_WORDS : 2 * _WORDS])
+        self.set_torch(words[2 * _WORDS : 3 * _WORDS], raw[_RAW - 1 :])
 
     # -- the position in a stream, as a state ---------------------------------------------
 
