@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from torch.utils.data import IterableDataset
+
 from holdfast import runtime, state_format
 from holdfast.engine.checkpoint import Bookmark, Checkpoint
 from holdfast.engine.sampler_draws import (
@@ -31,6 +33,7 @@ from holdfast.state_fit import START_ANEW, facts_of, fitted
 from holdfast.told_changes import ToldChanges
 from holdfast.told_changes import check as check_change
 from holdfast.torchdata_states import from_torchdata, is_torchdatas
+from holdfast.worker.fetch import has_state
 from holdfast.worker.generator_states import global_states
 
 log = logging.getLogger("holdfast")
@@ -218,6 +221,8 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
         if there.bookmark is not None:
             last, bookmark.waiting = there.bookmark.last, there.bookmark.waiting
             bookmark.before = last if last is not None and last.finished else None
+            if bookmark.before is None and loader.num_workers == 0:
+                bookmark.left = _left_early(loader, there.bookmark)
         yield bookmark, None
         there.bookmark = bookmark
         return
@@ -247,6 +252,14 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     if checkpoint is not None and not checkpoint.finished:
         there.epochs.go_on(loader, loaded.next_epoch)
     there.bookmark, there.loaded = bookmark, None
+
+
+def _left_early(loader: Any, bookmark: Bookmark) -> Checkpoint | None:
+    """Where the epoch before was left, of a dataset whose state has to do with it."""
+    if isinstance(loader.dataset, IterableDataset) and has_state(loader.dataset):
+        with contextlib.suppress(Exception):  # a state of the iterator's that cannot be had
+            return bookmark.checkpoint()
+    return None
 
 
 def _tell_what_is_missing(told: ToldChanges, not_held: Sequence[str]) -> None:

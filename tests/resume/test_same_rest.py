@@ -20,6 +20,9 @@ from tests.resume.plans import (
     QUICK,
     SLOW,
     AtItsNextBeginning,
+    BothHaveStates,
+    ItsOwnIterator,
+    KnowsItsEpoch,
     LoadsWhenBegun,
     PicksFromABuffer,
     Plan,
@@ -152,6 +155,36 @@ def test_a_replay_is_said_once_with_its_cost(caplog: pytest.LogCaptureFixture) -
     ]
     assert len(said) == 1
     assert "5 batches" in said[0]
+
+
+@pytest.mark.parametrize("left", [(0,), (1,), (3,), (1, 0, 1), (3, 1, 4)])
+@pytest.mark.parametrize(
+    "dataset", [KnowsItsEpoch, AtItsNextBeginning, LoadsWhenBegun, BothHaveStates, ItsOwnIterator]
+)
+def test_epochs_that_were_left_early_are_known_to_a_dataset_without_workers(
+    dataset: Any, left: tuple[int, ...]
+) -> None:
+    """Its state says in which epoch it is, or it goes on where it was left."""
+
+    def begun() -> Any:
+        seed()
+        loader = DataLoader(dataset(17), batch_size=2)
+        for batches in left:
+            had(iter(loader), batches)
+        return loader, iter(loader)
+
+    for batches in (0, 1, 2, 4):
+        loader, iterator = begun()
+        reference = [had(iterator), *(had(iter(loader)) for _ in range(2))]
+        loader, iterator = begun()
+        first = had(iterator, batches)
+        assert first == reference[0][:batches]
+        state, program = json.dumps(loader.state_dict()), generators()
+        resumed = DataLoader(dataset(17), batch_size=2)
+        resumed.load_state_dict(json.loads(state))
+        put_back(program)
+        rest = [] if json.loads(state)["_iterator_finished"] else had(iter(resumed))
+        assert [first + rest, *(had(iter(resumed)) for _ in range(2))] == reference
 
 
 def warnings_of_draws(

@@ -169,6 +169,8 @@ class Bookmark:
         """Without workers: states of the dataset's own generators that the next epoch begins with,
         because it has not made these generators yet."""
         self.before: Checkpoint | None = None  # where the loader's last epoch has come to its end
+        self.left: Checkpoint | None = None
+        """Without workers: where an iterable dataset's last epoch was left early."""
 
     def checkpoint(self) -> Checkpoint | None:
         """Where the iterator is, or was; None if it never began."""

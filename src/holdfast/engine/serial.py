@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import sys
 import time
 import weakref
@@ -123,7 +124,11 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._policy = options.policy
         self._stream: SerialStream | None = None
         if iterable and not continues:  # its generators are noted before iter(dataset) is called
-            self._stream = SerialStream(self, resting=_state_at_end(before))
+            resting = _state_at_end(before)
+            if bookmark is not None and bookmark.left is not None:
+                size = loader.batch_size if self._auto_collation else 1
+                resting = _state_where_left(bookmark.left, size)
+            self._stream = SerialStream(self, resting=resting)
             self._begin_fetcher()
             self._stream.begun()
         elif not iterable:
@@ -427,6 +432,24 @@ def _state_at_end(before: Checkpoint | None) -> bytes | None:
         return None
     state = before.workers[0].stream.point.state
     return None if state is None else at_the_end(state)
+
+
+def _state_where_left(left: Checkpoint, size: int) -> bytes | None:
+    """In which an epoch that was left early has left an iterable dataset: the state before its last
+    batch, and how many elements were drawn since then; or that before the epoch, and how many were
+    drawn in each that was begun since then."""
+    stream = left.workers[0].stream
+    assert stream is not None
+    if stream.point.state_before is not None:
+        known = pickle.loads(stream.point.state_before)
+        return pickle.dumps({**known, "ended": False, "drawn": size - len(known["ahead"])})
+    if stream.delivered > 1:  # its state could not be had
+        return None
+    known = {"dataset": None, "iterator": None, "ended": False}
+    if stream.state_between_epochs is not None:
+        known = pickle.loads(stream.state_between_epochs)
+    begun = [*known.get("begun", ()), size * stream.delivered]
+    return pickle.dumps({**known, "begun": begun})
 
 
 def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:

@@ -30,6 +30,7 @@ from holdfast.worker.batch_fingerprint import (
     unseen,
 )
 from holdfast.worker.fetch import IterableFetcher, state_of
+from holdfast.worker.generator_states import global_states
 from holdfast.worker.replica import Replica
 from holdfast.worker.tolerant import DROPPED
 
@@ -127,6 +128,51 @@ def end_epoch(dataset: Any, state: bytes) -> None:
         loaded_state.take_back(dataset, everything=True)
 
 
+def leave_epoch(dataset: Any, state: bytes) -> None:
+    """Bring a dataset to where an epoch was left early, given its state before the last batch."""
+
+    def known(of: str = "dataset") -> Any:
+        return pickle.loads(state)[of]
+
+    def there() -> Any:
+        samples: Any = iter(dataset)
+        if known("iterator") is not None:
+            samples.load_state_dict(known("iterator"))
+        return samples
+
+    loaded_state.load(dataset, known())
+    if begins_again_there(dataset, there):  # it would go on from the state in all epochs
+        loaded_state.take_back(dataset, everything=True)
+        return
+    loaded_state.keep(dataset)
+    dataset.load_state_dict(known())
+    _draw_some(there(), known("drawn"))
+
+
+def begins_again_there(dataset: Any, there: Callable[[], Iterator[Any]]) -> bool:
+    """Whether a dataset that has loaded a state and was begun from it (`there`) begins its next
+    epoch from it too, as far as the first elements of both show."""
+    states = [(one, one.read()) for one in global_states()]
+
+    def first(begin: Callable[[], Iterator[Any]]) -> int:
+        for one, raw in states:
+            one.write(raw)
+        try:
+            return fingerprint(next(begin()))
+        except StopIteration:
+            return NO_BATCH
+        except BaseException as error:
+            return fingerprint_of_error(error)
+
+    one = first(there)
+    return one != NO_BATCH and one == first(lambda: iter(dataset))
+
+
+def _draw_some(samples: Iterator[Any], count: int) -> None:
+    for _ in range(count):
+        draw_and_drop(lambda: samples)
+
+
 def _in_words(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:500]
@@ -213,15 +259,21 @@ class StreamResumption:
         when iter() is called or, if that is a generator, when the first sample is drawn."""
         replica, setup = self._replica, self._setup
         epochs = setup.epochs_done + (setup.exhausted and setup.batches_done > 0)
-        known = {"dataset": None} if resting is None else pickle.loads(resting)
+        known: dict[str, Any] = {"dataset": None}
+        if resting is not None:
+            known = pickle.loads(resting)
         if resting is not None and known["dataset"] is not None:
             epochs = 1
             replica.host.recorder.note(-1, -1, REPLAYING)
             if setup.exhausted or known["ended"]:
                 end_epoch(replica.dataset, resting)
+            elif "drawn" in known:
+                leave_epoch(replica.dataset, resting)
             else:  # it was left early, and would go on there
                 replica.dataset.load_state_dict(known["dataset"])
                 draw_and_drop(lambda: iter(replica.dataset))
+        for drawn in known.get("begun", ()):
+            _draw_some(iter(replica.dataset), drawn)
         for number in range(epochs if known["dataset"] is None else 0):
             replica.hear_past((number, 0), setup.settled_earlier)
             replica.host.recorder.note(-1, -1, REPLAYING)
