@@ -6,7 +6,6 @@ begins in `iteration`: both work for loaders of other classes too.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -24,8 +23,6 @@ from holdfast.private_names import BaseDataLoaderIter
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.policy import OnBadSample
 from holdfast.takeover import replaced_loaders
-
-log = logging.getLogger("holdfast")
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -121,7 +121,6 @@ class Flow:
     active: Floats
     samples: Floats
     batches: Floats
-    bytes: Floats
     waited: Floats
     steps: dict[str, Floats]
 
@@ -142,7 +141,6 @@ class Flow:
             active=gained(field("elapsed")),
             samples=gained(field("samples")),
             batches=gained(field("batches")),
-            bytes=gained(field("bytes")),
             waited=gained(field("wait_seconds")),
             steps={name: gained(step(name)) for name in STEPS},
         )
