@@ -27,8 +27,6 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.engine.bells import Bell
 
-__all__ = ["Choice", "Inbox", "Turns"]
-
 # Seconds in which a worker lets others run although it may have orders, and in which the consumer
 # waits for more than one batch: so many rounds of batches, within these limits.
 REST, SHORTEST_REST, LONGEST_REST = 3, 0.002, 0.03
