@@ -221,6 +221,26 @@ class KnowsItsEpoch(Resumable):
         self.epoch = state["epoch"]
 
 
+class BeginsWhereItWasLoaded(IterableDataset[Any]):
+    """In all epochs, and its state depends on where that is."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.start = self.count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.count = 0
+        for number in share(self.size)[self.start :]:
+            self.count += 1
+            yield reveal(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.start + self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start, self.count = state["at"], 0
+
+
 class OmitsItsBuffer(Resumable):
     """Shuffles within a buffer, and its state says only how far it has read."""
 
@@ -463,6 +483,12 @@ QUICK: dict[str, Plan] = {
     ),
     "a stream that shuffles when it is begun": Plan(
         ShufflesWhenBegun, options=KEEP, breaks=((0, 1), (1, 4)), epochs=3
+    ),
+    "a stream that begins where it was loaded, without workers": Plan(
+        BeginsWhereItWasLoaded, workers=0, breaks=((0, 1), (0, 4), (1, 4)), epochs=3
+    ),
+    "a stream that begins where it was loaded": Plan(
+        BeginsWhereItWasLoaded, options=KEEP, breaks=((1, 4),), epochs=3
     ),
     "a stream whose state has its epoch": Plan(
         KnowsItsEpoch, workers=0, breaks=((0, 4), (1, 1), (1, 4)), epochs=3

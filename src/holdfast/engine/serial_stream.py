@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import pickle
 import time
 import weakref
 from collections.abc import Iterator
@@ -19,8 +20,11 @@ from typing import Any
 from holdfast.engine.checkpoint import StreamCheckpoint, WorkerCheckpoint
 from holdfast.engine.continuation import (
     AGAIN,
+    STATE,
     CannotResume,
     Recovery,
+    ResumptionPlan,
+    ResumptionResult,
     StreamProgress,
     choose_plan,
 )
@@ -33,7 +37,7 @@ from holdfast.worker.fetch import has_state
 from holdfast.worker.generator_states import global_states
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import EpochSeeds, kept_states
-from holdfast.worker.stream_resumption import StreamResumption, state_now
+from holdfast.worker.stream_resumption import StreamResumption, begins_again_there, state_now
 from holdfast.worker.tolerant import DROPPED
 
 log = logging.getLogger("holdfast")
@@ -130,6 +134,7 @@ class SerialStream:
         self.progress = begun.stream.progress()
         self._random_before = begun.random_before
         unfit: frozenset[str] = frozenset()
+        kept: ResumptionPlan | None = None  # leads there, and perhaps to the same place later
         while True:
             plan = choose_plan(
                 "replay" if recovery == "raise" else recovery,
@@ -142,13 +147,22 @@ class SerialStream:
             )
             if isinstance(plan, CannotResume):
                 return plan.why
-            replica: Any = _Replica(self, begun.seat, self.progress.epoch_state)
-            found = StreamResumption(replica, plan)()
+            found = self._attempt(begun, plan)
             if found.to_be_tried_again:
                 self.progress.raised += 1
             elif not found.leaves:
-                break
+                if plan.way != STATE or recovery != "auto" or not self._is_doubtful():
+                    break
+                if not self._begins_there_again(plan):
+                    found = self._attempt(begun, plan)
+                    break
+                kept = plan
+                unfit |= {STATE}
+                continue
             unfit |= found.unfit
+        if kept is not None and (found.lost or found.exact is False):
+            found = self._attempt(begun, kept)  # this epoch is right at least
+            _warn_of_later_epochs(origin)
         if begun.random_state is not None:
             self.randomness.own.restore(begun.random_state)
         self.randomness.own.give_up()
@@ -158,6 +172,31 @@ class SerialStream:
             self._shared.found = True
             _warn_of_shared_draws(origin)
         return found.in_words() if found.lost else None
+
+    def _attempt(self, begun: WorkerCheckpoint, plan: ResumptionPlan) -> ResumptionResult:
+        replica: Any = _Replica(self, begun.seat, self.progress.epoch_state)
+        return StreamResumption(replica, plan)()
+
+    def _is_doubtful(self) -> bool:
+        """Whether loading a state has assigned what cannot be taken back before the next epoch: it
+        may be the number of the epoch, or the place where all epochs begin from now on."""
+        return bool(loaded_state.doubtful(self._iterator._dataset))
+
+    def _begins_there_again(self, plan: ResumptionPlan) -> bool:
+        """Whether the dataset would begin later epochs from the state that was loaded."""
+        dataset = self._iterator._dataset
+        assert plan.state is not None
+        state = pickle.loads(plan.state)
+
+        def there() -> Any:
+            samples: Any = iter(dataset)
+            if state["iterator"] is not None:
+                samples.load_state_dict(pickle.loads(plan.state)["iterator"])  # type: ignore[arg-type]
+            return samples
+
+        loaded_state.take_back(dataset, everything=True)
+        loaded_state.load(dataset, state["dataset"])
+        return begins_again_there(dataset, there)
 
     def make_fetcher(self, state: dict[str, Any] | None) -> None:
         """Begin the epoch, from a state if one is given."""
@@ -218,6 +257,15 @@ class _SharedDraws:
             return min(batches, 64) - 1 or self.look(batches)
         self._before = now
         return 0
+
+
+def _warn_of_later_epochs(origin: LoaderIdentity) -> None:
+    log.warning(
+        "%sresumed: the dataset begins every epoch at the place where a state was loaded: what "
+        "comes before it may be missing in later epochs. Let __iter__ use a loaded position once, "
+        "and begin at the start the next time",
+        origin.prefix,
+    )
 
 
 def _warn_of_shared_draws(origin: LoaderIdentity) -> None:

@@ -38,6 +38,24 @@ def keep(dataset: Any) -> None:
     _loaded.pop(id(dataset), None)
 
 
+def doubtful(dataset: Any) -> list[str]:
+    """The attributes that `take_back` would leave as they were loaded, because they are part of the
+    dataset's present state: the number of its epoch, or the place where every epoch begins now."""
+    found, changes = _loaded.get(id(dataset), (None, {}))
+    if found is None or found() is not dataset:
+        return []
+    attributes, names = dataset.__dict__, []
+    for name, (old, new) in changes.items():
+        if old is _MISSING or attributes.get(name, _MISSING) is not new:
+            continue
+        present = _present(dataset)
+        attributes[name] = old
+        if _present(dataset) != present:
+            names.append(name)
+        attributes[name] = new
+    return names
+
+
 def take_back(dataset: Any, *, everything: bool = False) -> None:
     """Before an epoch: what states that were loaded in the one before have left. `everything`: as
     if they had not been loaded."""
