@@ -15,7 +15,7 @@ No thread relies on being woken by another. A worker that rests looks for orders
 milliseconds, and a consumer that waits for several batches then waits for any. So workers that wait
 for each other, samples that take long and threads that are stuck cost a moment at most.
 
-Without the interpreter's lock (free-threaded Python) all this is correct too, and not chosen.
+Nothing here relies on that lock: in free-threaded Python it is correct too, only of less use.
 """
 
 from __future__ import annotations
