@@ -101,7 +101,7 @@ class Deadly(Dataset[Any]):
             (pid,) = struct.unpack_from("q", self.victim, 0)
             if pid:
                 struct.pack_into("q", self.victim, 0, 0)
-                time.sleep(PAUSE)
+                time.sleep(PAUSE if killed_at else 2.5)
                 marks.clear()
                 killed_at.append(time.perf_counter())
                 os.kill(pid, signal.SIGKILL)

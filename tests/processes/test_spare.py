@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from holdfast import DataLoader
+from holdfast.processes import nursery_main
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults]
@@ -69,16 +71,42 @@ def test_the_replacement_is_the_spare_and_the_stream_is_torchs() -> None:
     assert stream(DataLoader, kills=True) == stream(torch.utils.data.DataLoader, kills=False)
 
 
-def test_there_is_no_spare_before_a_worker_is_replaced_and_none_after_the_end() -> None:
+def test_a_pool_that_lives_for_a_while_has_a_spare_and_none_after_the_end() -> None:
     loader = DataLoader(range(64), num_workers=2, persistent_workers=True)
     iterator: Any = iter(loader)
     next(iterator)
-    assert idle(iterator) == []
-    os.kill(iterator._workers[0].pid, signal.SIGKILL)
     assert eventually(lambda: len(idle(iterator)) == 1)
     [spare] = idle(iterator)
     loader.close()
     assert eventually(lambda: not spare.is_running())
+
+
+def test_the_first_worker_that_dies_is_replaced_by_the_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nursery_main, "FIRST_SPARE_DELAY", 0.0)
+    loader = DataLoader(range(64), num_workers=2)
+    iterator: Any = iter(loader)
+    got = [next(iterator).item()]
+    assert eventually(lambda: len(idle(iterator)) == 1)
+    [spare] = idle(iterator)
+    old = iterator._workers[0].pid
+    os.kill(old, signal.SIGKILL)
+    assert eventually(lambda: iterator._workers[0].pid not in (None, old))
+    assert iterator._workers[0].pid == spare.pid
+    got += [batch.item() for batch in iterator]
+    assert got == list(range(64))
+
+
+def test_a_pool_that_ends_soon_has_had_no_spare() -> None:
+    loader = DataLoader(range(64), num_workers=2, persistent_workers=True)
+    iterator: Any = iter(loader)
+    began = time.monotonic()
+    next(iterator)
+    seen = idle(iterator)
+    took = time.monotonic() - began
+    loader.close()
+    assert seen == [] or took > nursery_main.FIRST_SPARE_DELAY
 
 
 def test_a_spare_that_was_killed_is_not_used() -> None:

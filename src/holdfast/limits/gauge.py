@@ -38,13 +38,12 @@ class MemoryReading:
 
 def read(roots: Roots = HERE) -> MemoryReading:
     """The reading of the control group, or of the machine, that has the least free memory."""
-    flags = [
-        number(group.path / "memory.oom.group") for group in cgroup.groups("self", "memory", roots)
-    ]
-    oom_group = any(flags)
+    groups = cgroup.groups("self", "memory", roots)
+    # The first version of control groups has no such file.
+    oom_group = any(number(one.path / "memory.oom.group") for one in groups if one.version == 2)
     found = [
         MemoryReading(room.limit, max(0, room.limit - room.used), True, oom_group)
-        for room in cgroup.rooms("self", roots)
+        for room in cgroup.rooms(groups)
     ]
     machine = procfs.meminfo(roots)
     if machine is not None:

@@ -59,6 +59,7 @@ _NOTED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of these: wor
 _CRASH_SIGNALS = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 PARENT_CHECK_SECONDS = 1.0  # between two checks of the parent's pid, if they are needed
 _CHUNK_BYTES = 4096
+FIRST_SPARE_DELAY = 2.0  # seconds after the last first worker was started: many pools end sooner
 SPARE_DELAY = 0.1  # seconds after a worker was replaced: until then it needs the processor itself
 KILL_GRACE = 0.5  # seconds that workers have to end after SIGKILL, when the pool closes
 
@@ -152,6 +153,7 @@ class NurseryLoop:
         self.group[number] = time.monotonic()
 
     def _finish(self) -> None:
+        self._forget_spare()
         set_signals()  # a process that `tee.finish` starts inherits which ones are ignored
         self.tee.finish()
 
@@ -227,8 +229,7 @@ class NurseryLoop:
         if dump is not None:
             self.dumps[pid] = dump, pickle.loads(setup).regions
         self._report(Forked(worker, generation, pid))
-        if generation > 0:
-            self.spare_at = time.monotonic() + SPARE_DELAY
+        self.spare_at = time.monotonic() + (SPARE_DELAY if generation else FIRST_SPARE_DELAY)
 
     def _fork_worker(self, assignment: Assignment) -> int:
         """Returns its pid. Raises OSError if there is no room for it."""
@@ -287,6 +288,8 @@ class NurseryLoop:
             if pid == 0:
                 self._be(_Process(0, self.trainer_pid), wait, None)
         self.spare = Spare(pid, ours)
+        if warm:
+            _touch(pid)
 
     def _be(
         self, process: _Process, target: Callable[[_Process], None], stderr: int | None
@@ -315,8 +318,7 @@ class NurseryLoop:
     def _reap_spare(self) -> None:
         """The spare may have been killed."""
         if self.spare is not None and self.spare.ended():
-            self.spare.end()
-            self.spare = None
+            self._forget_spare()
 
     def _reap_all(self) -> None:
         """Reap all children that have ended. One signal may stand for several of them, or for
@@ -335,8 +337,7 @@ class NurseryLoop:
         at = time.monotonic()
         worker, generation = self.children[pid]
         # Both are known until the process is reaped.
-        limit = _cpu_limit(pid)
-        caught = procfs.caught_signals(pid)
+        limit, handlers = _cpu_limit(pid), _has_handlers(pid)
         reaped, status, usage = os.wait4(pid, os.WNOHANG)
         if not reaped:
             return  # it has not ended after all
@@ -347,10 +348,6 @@ class NurseryLoop:
             os.close(dump)
         self.tee.drain(worker, reported=status != 0 and self.deadline is None)
         cpu = usage.ru_utime + usage.ru_stime
-        # A crash handler that has run is reset, so one of them may be missing.
-        handlers = (
-            None if caught is None else len(_CRASH_SIGNALS & caught) >= len(_CRASH_SIGNALS) - 1
-        )
         grown = _grown(usage.ru_maxrss << 10)
         self._report(
             Died(worker, generation, pid, status, cpu, at, grown, limit, handlers, dict(self.group))
@@ -370,11 +367,18 @@ class NurseryLoop:
         """The trainer has ended without closing the pool."""
         self._signal_all()
         self.tee.empty()
+        self._forget_spare()
+
+    def _forget_spare(self) -> None:
+        """Reap it, if there is one."""
+        if self.spare is not None:
+            self.spare.end()
+            self.spare = None
 
     def _end_spare(self) -> None:
-        spare, self.spare, self.spare_at = self.spare, None, None
-        if spare is not None:
-            spare.end()
+        self.spare_at = None
+        if self.spare is not None:
+            self.spare.kill()
 
     def _signal_all(self) -> None:
         self._end_spare()
@@ -429,6 +433,23 @@ def _grown(most: int) -> int | None:
     """How much larger than this process, from which it was forked, a worker of `most` bytes was."""
     size = procfs.size("self")
     return None if size is None else max(0, most - size.resident)
+
+
+def _touch(pid: int) -> None:
+    """After a fork the first write to a page copies it. Do for a living child what has to be done
+    for a dead one, so that the copies are made before the trainer waits for them."""
+    kernel.has_ended(pid)
+    died = Died(
+        0, 0, pid, 0, 0.0, time.monotonic(), _grown(0), _cpu_limit(pid), _has_handlers(pid), {}
+    )
+    pickle.loads(pickle.dumps((died, Forked(0, 0, pid))))
+
+
+def _has_handlers(pid: int) -> bool | None:
+    """Whether it has, or had, handlers for crashes; None if that is not known."""
+    caught = procfs.caught_signals(pid)
+    # A crash handler that has run is reset, so one of them may be missing.
+    return None if caught is None else len(_CRASH_SIGNALS & caught) >= len(_CRASH_SIGNALS) - 1
 
 
 def _cpu_limit(pid: int) -> float | None:

@@ -84,10 +84,14 @@ class Spare:
         """In a process forked from the nursery: it has no part in this."""
         self._line.close()
 
+    def kill(self) -> None:
+        """Kill it, without waiting for its end."""
+        os.kill(self.pid, signal.SIGKILL)
+
     def end(self) -> None:
         """Kill it, and wait for its end."""
         self._line.close()
-        os.kill(self.pid, signal.SIGKILL)
+        self.kill()
         os.waitpid(self.pid, 0)
 
 

@@ -28,6 +28,7 @@ import torch
 from holdfast import kernel, private_names
 from holdfast.autopsy import thread_notes
 from holdfast.autopsy.blackbox import IDLE, START, STOP, BlackBoxes, CountingRecorder, Recorder
+from holdfast.autopsy.readers import procfs
 from holdfast.engine.continuation import ResumptionResult
 from holdfast.limits.worker_limit import Allowance
 from holdfast.processes import isolation
@@ -63,6 +64,7 @@ from holdfast.worker.faults import Faults
 from holdfast.worker.housekeeping import Housekeeper
 from holdfast.worker.interface import ERROR, Blueprint
 from holdfast.worker.items import Worker
+from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import NO_SEEDS
 
 WAITING = 0.5  # seconds between two signs of life of a worker that waits for an order
@@ -74,11 +76,12 @@ def warm_up(parent: int) -> None:
     gc.freeze()
     _die_with(parent)
     _ignore_signals()
+    _prefer_for_oom(0)
     ours, theirs = pair()
     boxes = BlackBoxes(1)
     recorder = Recorder(boxes.fd, 1, 0, kernel.memory_file("holdfast-dump"))
     blueprint = Blueprint(
-        dataset=[torch.zeros(1)],
+        dataset=[torch.zeros(1), torch.ones(1)],
         iterable=False,
         auto_collation=True,
         collate_fn=torch.utils.data.default_collate,
@@ -92,12 +95,13 @@ def warm_up(parent: int) -> None:
         worker=0,
         generation=0,
         seeds=NO_SEEDS,
+        random_state=Randomness().saved(),
         held=(),
         allowance=Allowance(None),
     )
     file = create("holdfast-spare", 1 << 20)
     arena, keeper = Arena(file), Housekeeper(setup.allowance)
-    ours.post(order("task", 0, [0], ()))
+    ours.post(order("task", 0, [0, 1], ()))
     ours.close()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _WorkerProcess(setup, blueprint, Channel(theirs), recorder, arena, None, keeper).work()
@@ -105,6 +109,7 @@ def warm_up(parent: int) -> None:
     boxes.close()
     for fd in (file, recorder.dump_fd):
         os.close(fd)
+    procfs.data("self")  # which limits of memory are computed from
     private_names.set_worker_info(None)
     private_names.set_thread_name("hf_spare")
 

@@ -221,16 +221,17 @@ class Generators:
 
     # -- restoring them -------------------------------------------------------------------
 
-    def restore(self, saved: bytes) -> None:
+    def restore(self, saved: bytes, *, search: bool = True) -> None:
         """Restore what `save` wrote, in this or another process. States whose generators are not
-        there (yet) wait."""
+        there (yet) wait. `search`: whether there may be others than were found last."""
         self._waiting.clear()
         if saved:
             at = _HEAD.size + _HEAD.unpack_from(saved)[0]
             for path, kind, size in _roster_of(saved):
                 self._waiting[path] = kind, saved[at : at + size]
                 at += size
-        self.find_all()
+        if search:
+            self.find_all()
         for kept in self._kept:
             if self._is_waited_for(kept):
                 kept.state.write(self._waiting.pop(kept.path)[1])

@@ -114,7 +114,9 @@ class Worker:
         if setup.random_state is not None:
             # Whether a stream continues where it was is shown by what it yields.
             number = None if self.blueprint.iterable else setup.answered
-            self.randomness.restore(setup.random_state, number)
+            # If the dataset has done nothing since `begin`, what was found there is all there is.
+            did = self.blueprint.iterable or setup.told or setup.dataset_state is not None
+            self.randomness.restore(setup.random_state, number, search=bool(did))
             if not self.host.recorder.take_up(setup.answered):
                 self.randomness.keep(self.host.recorder, setup.answered)
         if self.blueprint.iterable:  # its replay has made the generators that it will make

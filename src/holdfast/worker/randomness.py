@@ -189,9 +189,10 @@ class Randomness:
 
     # -- restoring ------------------------------------------------------------------------
 
-    def restore(self, saved: bytes, number: int | None = None) -> None:
+    def restore(self, saved: bytes, number: int | None = None, *, search: bool = True) -> None:
         """Restore a state that was kept, in this or another process. If its `number` is given, what
-        cannot be known about the dataset's own generators will be said."""
+        cannot be known about the dataset's own generators will be said. `search`: whether the
+        dataset may have made generators since they were last searched for."""
         searched, *sizes = _HEAD.unpack_from(saved)
         if len(self._global) != len(sizes) - sizes.count(0):
             raise ValueError("not a saved random state")
@@ -202,7 +203,8 @@ class Randomness:
         own = saved[OWN_AT:]
         if self._rng is not None:
             self._rng.prepare(self.own.paths_in(own))
-        self.own.restore(own)
+            search = search or self._rng.count != self._rng_count
+        self.own.restore(own, search=search)
         if number is None:
             return
         self.own.check(own)

@@ -49,19 +49,19 @@ class Room:
 
 def groups(pid: int | str, controller: str, roots: Roots = HERE) -> tuple[Group, ...]:
     """The group of a process for one controller and all above it, innermost first."""
-    written = text(roots.proc / str(pid) / "cgroup")
+    written = text(f"{roots.proc}/{pid}/cgroup")
     if written is None:
         return ()
-    unified: PurePosixPath | None = None
-    own: PurePosixPath | None = None
+    unified: str | None = None
+    own: str | None = None
     for line in written.splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
         if controller in parts[1].split(","):
-            own = PurePosixPath(parts[2])
+            own = parts[2]
         elif parts[0] == "0" and not parts[1]:
-            unified = PurePosixPath(parts[2])
+            unified = parts[2]
     if own is not None:
         return _upwards(_mount(roots, controller), own, 1)
     if unified is not None:
@@ -108,17 +108,17 @@ def confinement(pid: int | str, roots: Roots = HERE) -> Confinement:
     )
 
 
-def rooms(pid: int | str, roots: Roots = HERE) -> list[Room]:
-    """All memory limits that apply to a process. Any of them may be the one with the least room:
-    a group further up is shared with other processes."""
+def rooms(chain: tuple[Group, ...]) -> list[Room]:
+    """The memory limits of a process's groups. Any of them may be the one with the least room: a
+    group further up is shared with other processes."""
     found = []
-    for group in groups(pid, "memory", roots):
+    for group in chain:
         limit, used = _memory(group)
         if limit is None or used is None:
             continue
-        for kind in ("active", "inactive"):
-            name = f"total_{kind}_file" if group.version == 1 else f"{kind}_file"
-            used -= _field(group.path / "memory.stat", name) or 0
+        total = "total_" if group.version == 1 else ""
+        cached = (f"{total}active_file", f"{total}inactive_file")
+        used -= sum(_fields(group.path / "memory.stat", cached))
         found.append(Room(limit, max(0, used)))
     return found
 
@@ -159,20 +159,19 @@ def _quota(chain: tuple[Group, ...]) -> float | None:
     return min(found, default=None)
 
 
-def _upwards(
-    mount: tuple[Path, PurePosixPath], own: PurePosixPath, version: int
-) -> tuple[Group, ...]:
+def _upwards(mount: tuple[Path, PurePosixPath], own: str, version: int) -> tuple[Group, ...]:
     """From the process's group to the mount's root, those that exist."""
-    top, root = mount
+    return tuple(group for group in _chain(*mount, own, version) if is_folder(group.path))
+
+
+@functools.lru_cache(maxsize=64)  # making paths takes longer than reading the files
+def _chain(top: Path, root: PurePosixPath, written: str, version: int) -> tuple[Group, ...]:
+    own = PurePosixPath(written)
     inside = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
     if own.is_absolute() and not own.is_relative_to(root):
         inside = own.relative_to("/")
     chain = [top / inside, *(top / parent for parent in inside.parents)]
-    seen: dict[Path, Group] = {}
-    for path in chain:
-        if is_folder(path):
-            seen.setdefault(path, Group(path, version))
-    return tuple(seen.values())
+    return tuple(Group(path, version) for path in dict.fromkeys(chain))
 
 
 @functools.cache
@@ -202,8 +201,15 @@ def _mounts(roots: Roots, controller: str | None) -> Iterator[tuple[Path, PurePo
 
 def _field(path: Path, name: str) -> int | None:
     """A number in a file of lines "name number"."""
-    for line in (text(path) or "").splitlines():
-        word, _, value = line.partition(" ")
-        if word == name and value.strip().isdigit():
-            return int(value)
-    return None
+    return next(iter(_fields(path, (name,))), None)
+
+
+def _fields(path: Path, names: tuple[str, ...]) -> list[int]:
+    """Those of these numbers that the file has."""
+    written = f"\n{text(path) or ''}\n"
+    found = []
+    for name in names:
+        value = written.partition(f"\n{name} ")[2].partition("\n")[0].strip()
+        if value.isdigit():
+            found.append(int(value))
+    return found

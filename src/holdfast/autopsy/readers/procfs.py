@@ -64,7 +64,7 @@ def activity(pid: int | str, roots: Roots = HERE) -> Activity | None:
     fields = stat(pid, roots)
     if fields is None:
         return None
-    wchan = (text(roots.proc / str(pid) / "wchan") or "").strip()
+    wchan = (text(f"{roots.proc}/{pid}/wchan") or "").strip()
     return Activity(
         fields[0], wchan if wchan not in ("", "0") else None, int(fields[11]) + int(fields[12])
     )
@@ -79,7 +79,7 @@ def is_dead(pid: int | str, roots: Roots = HERE) -> bool | None:
 
 
 def size(pid: int | str, roots: Roots = HERE) -> Size | None:
-    fields = (text(roots.proc / str(pid) / "statm") or "").split()
+    fields = (text(f"{roots.proc}/{pid}/statm") or "").split()
     if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]) or fields[0] == "0":
         return None
     return Size(int(fields[1]) * _PAGE, int(fields[2]) * _PAGE)
@@ -93,7 +93,7 @@ def data(pid: int | str, roots: Roots = HERE) -> int | None:
 
 def rollup(pid: int | str, roots: Roots = HERE) -> dict[str, int] | None:
     """A process's memory, private and shared, in bytes. Slow: the kernel walks all its pages."""
-    written = text(roots.proc / str(pid) / "smaps_rollup")
+    written = text(f"{roots.proc}/{pid}/smaps_rollup")
     if not written:
         return None
     return {
@@ -146,8 +146,7 @@ def tasks(pid: int | str, roots: Roots = HERE) -> list[int]:
 
 def scheduled(pid: int | str, task: int, roots: Roots = HERE) -> tuple[float, float]:
     """Seconds in which a thread has run, and in which it was ready to run and had no processor."""
-    place = roots.proc / str(pid) / "task"
-    fields = (text(place / str(task) / "schedstat") or "").split()
+    fields = (text(f"{roots.proc}/{pid}/task/{task}/schedstat") or "").split()
     if len(fields) >= 2 and fields[0].isdigit() and fields[1].isdigit():
         return int(fields[0]) / 1e9, int(fields[1]) / 1e9
     found = stat(f"{pid}/task/{task}", roots)  # a kernel without that
@@ -172,7 +171,7 @@ def _signals(mask: str) -> frozenset[int]:
 
 
 def limits(pid: int | str, roots: Roots = HERE) -> Limits | None:
-    written = text(roots.proc / str(pid) / "limits")
+    written = text(f"{roots.proc}/{pid}/limits")
     if written is None:
         return None
 
@@ -199,7 +198,7 @@ def setting(name: str, roots: Roots = HERE) -> int | None:
 
 def stat(pid: int | str, roots: Roots = HERE) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on, without pid and name."""
-    written = text(roots.proc / str(pid) / "stat")
+    written = text(f"{roots.proc}/{pid}/stat")
     if written is None or ")" not in written:
         return None
     fields = written.rpartition(")")[2].split()  # the name may contain anything, also parentheses
@@ -207,7 +206,7 @@ def stat(pid: int | str, roots: Roots = HERE) -> list[str] | None:
 
 
 def _status(pid: int | str, roots: Roots) -> str:
-    return text(roots.proc / str(pid) / "status") or ""
+    return text(f"{roots.proc}/{pid}/status") or ""
 
 
 @dataclass(frozen=True)
