@@ -445,6 +445,43 @@ def test_what_a_dead_worker_left_behind_is_given_back(slot: Slot) -> None:
     assert replacement.in_use == 8 * MIB
 
 
+def test_what_a_dead_worker_left_behind_is_used_again_if_that_is_asked_for(slot: Slot) -> None:
+    kept = slot.window.lease(offset_of_new_block(slot, 8 * MIB, 7), 8 * MIB)
+    offset_of_new_block(slot, 64 * MIB, 1)
+    before = slot.resident()
+    slot.arena = Arena(slot.fd, slot.window.handover(), takes_over=True)
+    assert slot.arena.in_use == 8 * MIB
+    assert slot.resident() == before
+    again = slot.arena.take(32 * MIB)
+    assert again is not None
+    again.array[:] = 3
+    assert slot.resident() == before
+    assert (kept == 7).all()
+
+
+@pytest.mark.parametrize("way", ["after a while", "at once"])
+def test_what_was_left_behind_and_is_not_needed_is_given_back(slot: Slot, way: str) -> None:
+    kept = slot.window.lease(offset_of_new_block(slot, 100_000, 7), 100_000)
+    offset_of_new_block(slot, 64 * MIB, 1)
+    slot.arena = Arena(slot.fd, slot.window.handover(), takes_over=True)
+    again = slot.arena.take(8 * MIB)
+    assert again is not None
+    again.array[:] = 3
+    if way == "at once":
+        slot.arena.shrink()
+    else:
+        for _ in range(arenas.MEMORY_OF_PEAK):
+            slot.arena.trim()
+    assert slot.resident() <= 9 * MIB
+    assert (kept == 7).all()
+    assert (again.array == 3).all()
+    more = slot.arena.take(16 * MIB)
+    assert more is not None
+    more.array[:] = 1
+    assert (kept == 7).all()
+    assert (again.array == 3).all()
+
+
 @pytest.mark.parametrize(("nbytes", "count"), [(8 * MIB, 2), (100_000, 160)])
 def test_what_the_user_kept_over_a_replacement_is_given_back_when_it_is_let_go(
     slot: Slot, nbytes: int, count: int

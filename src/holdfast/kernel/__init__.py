@@ -47,7 +47,15 @@ if TYPE_CHECKING:
         stdio_taken,
     )
     from holdfast.kernel.features import FEATURES, NEEDED, Feature, missing, survey
-    from holdfast.kernel.files import DONTDUMP, POPULATE, REMOVE, memory_file, reserve, seal
+    from holdfast.kernel.files import (
+        DONTDUMP,
+        POPULATE,
+        POPULATE_WRITE,
+        REMOVE,
+        memory_file,
+        reserve,
+        seal,
+    )
     from holdfast.kernel.lifetimes import (
         Child,
         die_with_parent,
@@ -66,6 +74,7 @@ __all__ = [
     "FEATURES",
     "NEEDED",
     "POPULATE",
+    "POPULATE_WRITE",
     "REMOVE",
     "Chain",
     "Child",
@@ -114,7 +123,7 @@ _MODULES = {
         "socket_pair",
         "stdio_taken",
     ),
-    "files": ("DONTDUMP", "POPULATE", "REMOVE", "memory_file", "reserve", "seal"),
+    "files": ("DONTDUMP", "POPULATE", "POPULATE_WRITE", "REMOVE", "memory_file", "reserve", "seal"),
     "lifetimes": (
         "Child",
         "die_with_parent",

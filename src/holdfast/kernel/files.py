@@ -15,6 +15,7 @@ from holdfast.kernel.descriptors import above_stdio, open_file
 
 DONTDUMP: Final = getattr(mmap, "MADV_DONTDUMP", 16)
 REMOVE: Final = getattr(mmap, "MADV_REMOVE", 9)
+POPULATE_WRITE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)
 POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0x8000)
 _F_ADD_SEALS = 1033
 MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2

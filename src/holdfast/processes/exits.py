@@ -292,6 +292,7 @@ class Exits:
         )
         if exit.from_outside and step == "fetch" and self._was_short(worker, grown):
             exit = dataclasses.replace(exit, memory=True)
+        slot.short = exit.memory or kind not in ("killed", "crashed", "stalled")
         evidence = self._investigator.remains(
             worker, stalled=stalled, stderr=boxes.stderr_tail(worker), size=boxes.size(worker)
         )

@@ -34,6 +34,7 @@ class Setup(WorkerSetup):
 
     held: tuple[tuple[int, int], ...]  # blocks of the arena that the consumer still uses
     allowance: Allowance
+    takes_over: bool = False  # whether it uses memory that its predecessor has left in the arena
     accused: bool = False  # it will load a sample that may have killed its predecessor
     region: int = 0  # the number of its black box, see `autopsy.blackbox`
     regions: int = 1  # how many black boxes there are

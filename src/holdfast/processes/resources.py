@@ -66,6 +66,8 @@ class Slot(WorkerRecord):
     occupied: bool = False  # a process was ordered whose end has not been told
     dumped: bool = False  # it stalled, and has been told to write its stack and die
     kill_confirmed: bool = False
+    answered: int = 0  # items of this seat, when it was started
+    short: bool = False  # lack of memory may be why it died
     tidied: bool = False  # it was told to return unused memory, and was sent nothing since
 
 

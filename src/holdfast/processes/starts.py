@@ -68,11 +68,14 @@ class Starts:
             )
             return
         self._resources.boxes.clear(order.worker)
+        # If it died in its first batch, what it had reserved for that may be the reason.
+        takes_over = order.answered > slot.answered and not slot.short
+        slot.answered = order.answered
         try:
             self._resources.prepare(order.worker, order.generation)
             # Parts of the arena that the consumer still uses; of the one that was prepared.
             held = tuple(slot.window.handover())
-            self._resources.start(dataclasses.replace(setup, held=held))
+            self._resources.start(dataclasses.replace(setup, held=held, takes_over=takes_over))
         except OSError as error:
             if order.generation == 0:
                 with explaining(self._options.workers, self._options.origin):

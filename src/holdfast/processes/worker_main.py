@@ -144,7 +144,12 @@ def run(setup: Setup, equipment: Equipment, find_blueprint: Callable[[], Bluepri
             _refuse(channel, describe(error, position=None, step="bootstrap"))
         channel.close()
         return
-    arena = Arena(equipment.arena, setup.held, keeps_pages=blueprint.pinned_in_place)
+    arena = Arena(
+        equipment.arena,
+        setup.held,
+        keeps_pages=blueprint.pinned_in_place,
+        takes_over=setup.takes_over,
+    )
     try:
         _WorkerProcess(setup, blueprint, channel, recorder, arena, faults, keeper).work()
     except (BrokenPipeError, ConnectionResetError):

@@ -31,7 +31,8 @@ A block is published once. If the worker sends the same memory again it is copie
 block has one owner at a time and main's in-place changes never show up in a later batch.
 
 When a worker dies its replacement maps the same file and is told which blocks are still lent; all
-else is free. When the slot is closed, unused memory goes back to the system at once, and lent
+else is free. Its pages are used again, which is quicker than new ones, unless they may be why the
+worker died. When the slot is closed, unused memory goes back to the system at once, and lent
 blocks follow one by one as they are released. Tensors the user has kept stay valid for ever.
 
 Weak-reference callbacks may run at any moment, in any thread, inside any statement that allocates.
@@ -55,7 +56,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast import kernel
-from holdfast.transport.extents import Extents
+from holdfast.transport.extents import PAGE, Extents, rounded_up
 from holdfast.transport.mapping import Mapping, outside
 
 Bytes = npt.NDArray[np.uint8]
@@ -94,11 +95,17 @@ class Arena:
     """The worker's side: the only one that allocates in the file."""
 
     def __init__(
-        self, fd: int, held: Iterable[tuple[int, int]] = (), *, keeps_pages: bool = False
+        self,
+        fd: int,
+        held: Iterable[tuple[int, int]] = (),
+        *,
+        keeps_pages: bool = False,
+        takes_over: bool = False,
     ) -> None:
         """`held`: blocks of the file's previous worker that the main process still uses.
         `keeps_pages`: memory is never returned to the system, because a device may have been told
-        of its pages (`pinned_in_place`)."""
+        of its pages (`pinned_in_place`). `takes_over`: whether memory that the previous worker has
+        left is used again. What was not needed by then is given back after some batches."""
         status = os.fstat(fd)
         self.capacity = status.st_size
         self._fd = kernel.duplicate(fd)
@@ -128,8 +135,10 @@ class Arena:
             self._reach = max(self._reach, offset + nbytes)
             # Only whole chunks: the rest of a chunk that is held in part is given back below.
             self._flag(-(-offset // CHUNK), (offset + nbytes) // CHUNK)
-        if status.st_blocks and not keeps_pages:
+        self._leftovers = bool(status.st_blocks) and not keeps_pages
+        if self._leftovers and not takes_over:
             # The predecessor's unfinished batch may be gigabytes, and may be why it died.
+            self._leftovers = False
             for start, end in outside(held, self.capacity):
                 self._map.give_back(start, end)
 
@@ -209,6 +218,7 @@ class Arena:
         self._trims += 1
         if self._trims % MEMORY_OF_PEAK == 0:
             self._last_peak, self._peak = self._peak, self._extents.in_use
+            self._give_back_leftovers()
         peak = max(self._peak, self._last_peak)
         if self.reserved <= 2 * peak + SLACK or self._trims < self._quiet_until:
             return
@@ -223,6 +233,7 @@ class Arena:
         if not self._may_give_back():
             return
         self._peak = self._last_peak = self._extents.in_use
+        self._give_back_leftovers()
         for start, size in self._extents.free_extents():
             self._give_back_chunks(start, min(start + size, self._reach))
 
@@ -269,6 +280,7 @@ class Arena:
                 if error.errno in _NO_ROOM:
                     return False
                 raise
+            self._map.populate(at * CHUNK, stop)
             self._flag(at, until)
             self._reach = max(self._reach, stop)
             at = flags.find(0, until, end)
@@ -283,6 +295,20 @@ class Arena:
         if last > first:
             self._reserved[first:last] = b"\1" * (last - first)
             self._reserved_chunks += last - first
+
+    def _give_back_leftovers(self) -> None:
+        """Give back what the previous worker has left and this one has not used."""
+        if not self._leftovers:
+            return
+        self._leftovers = False
+        for start, size in self._extents.free_extents():
+            at, end = start // CHUNK, -(-(start + size) // CHUNK)
+            while (at := self._reserved.find(0, at, end)) >= 0:
+                until = self._reserved.find(1, at, end)
+                until = end if until < 0 else until
+                first, last = max(start, at * CHUNK), min(start + size, until * CHUNK)
+                self._map.give_back(rounded_up(first, PAGE), last - last % PAGE)
+                at = until
 
     def _give_back_chunks(self, start: int, end: int) -> None:
         first, last = -(-start // CHUNK), end // CHUNK
