@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.autopsy.blackbox import Note
-from holdfast.engine.driver import Progress
-from holdfast.engine.stall import BOOT_ALLOWANCE, StallDetector
+from holdfast.engine.driver import Processor, Progress
+from holdfast.engine.stall import BOOT_ALLOWANCE, MOST, StallDetector
 
 FETCHING = Note(task=0, position=3, step="fetch", since=0.0)
 EVERY = 0.5  # seconds between two looks
@@ -20,6 +20,7 @@ class Watch:
         self.active = self.now
         self.note = FETCHING
         self.parts = 0
+        self.processor: Processor | None = None
         self.stalls = StallDetector(1, timeout, self.now)
 
     def silent_after(self, seconds: float) -> bool:
@@ -30,7 +31,7 @@ class Watch:
             self.now = min(end, self.now + EVERY)
             self.stalls.awake(self.now, EVERY)
             if self.stalls.due(self.now, EVERY):
-                seen = Progress(self.note, self.parts, self.active)
+                seen = Progress(self.note, self.parts, self.active, self.processor)
                 too_long |= self.stalls.has_stalled(0, seen, 5.0, self.now)
         return too_long
 
@@ -78,6 +79,60 @@ def test_a_look_that_is_a_little_late_counts() -> None:
     assert not watch.silent_after(4.0)
     watch.now += 1.0
     assert watch.silent_after(1.0)
+
+
+def test_the_time_in_which_a_worker_got_no_processor_does_not_count() -> None:
+    watch = Watch()
+    watch.processor = Processor(1.0, 0.0, ready=True)
+    assert not watch.silent_after(12.0)  # it is ready, and does not run
+    watch.processor = Processor(1.1, 11.9, ready=False)
+    assert not watch.silent_after(4.5)
+    assert watch.silent_after(1.0)
+
+
+def test_a_worker_that_gets_a_part_of_the_time_has_its_timeout_of_that() -> None:
+    """It computes without end, and shares a processor with three others."""
+    watch = Watch()
+    seconds = 0
+    while seconds < 60:
+        seconds += 1
+        watch.processor = Processor(seconds / 4, seconds * 3 / 4, ready=True)
+        if watch.silent_after(1.0):
+            break
+    assert 19 <= seconds <= 24
+
+
+def test_a_worker_that_sleeps_stalls_however_long_it_had_waited_before() -> None:
+    watch = Watch()
+    watch.processor = Processor(1.0, 1000.0, ready=False)
+    assert not watch.silent_after(5.0)
+    assert watch.silent_after(1.0)
+
+
+def test_waits_before_the_last_sign_of_life_do_not_count_for_this_silence() -> None:
+    watch = Watch()
+    watch.processor = Processor(1.0, 0.0, ready=False)
+    assert not watch.silent_after(4.0)
+    watch.processor = Processor(1.1, 4.0, ready=False)
+    watch.note = FETCHING._replace(position=4)
+    assert not watch.silent_after(5.0)
+    assert watch.silent_after(1.0)
+
+
+def test_another_process_begins_with_figures_of_its_own() -> None:
+    watch = Watch()
+    watch.processor = Processor(9.0, 50.0, ready=False)
+    assert not watch.silent_after(4.0)
+    watch.processor = Processor(0.1, 0.0, ready=False)
+    assert not watch.silent_after(1.0)
+    assert watch.silent_after(1.0)
+
+
+def test_a_worker_that_never_gets_a_processor_stalls_in_the_end() -> None:
+    watch = Watch()
+    watch.processor = Processor(1.0, 0.0, ready=True)
+    assert not watch.silent_after(MOST * 5.0 - 1)
+    assert watch.silent_after(2.0)
 
 
 def test_importing_has_longer_than_a_sample() -> None:

@@ -49,12 +49,21 @@ class Batch(Protocol):
         """What the user gets. May be called again if an exception interrupted it."""
 
 
+class Processor(NamedTuple):
+    """What a worker has had of the processors so far."""
+
+    ran: float  # seconds in which it ran
+    waited: float  # seconds in which it was ready to run, up to when it last ran
+    ready: bool  # it runs now, or is ready to
+
+
 class Progress(NamedTuple):
     """The signs of life of one worker."""
 
     note: Note  # what it noted last
     parts: int  # parts of large messages that have arrived from it
     active: float  # when it was last sent something or heard from
+    processor: Processor | None = None  # None: not known
 
 
 class Handle(NamedTuple):

@@ -6,6 +6,11 @@ If none of these changes while the worker owes an answer, it has been inactive s
 
 Only time in which this process was running counts. If a check is much later than planned, this
 process was stopped itself (Ctrl-Z, a suspended machine), and the workers may have been too.
+
+On a machine that has too much to do, a healthy worker may be ready to run for seconds without
+getting a processor. That time does not count either, as far as the kernel says how much it was. But
+a worker that makes no progress for `MOST` times the timeout has stalled in any case: to the user it
+makes no difference why a batch never comes.
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.autopsy.blackbox import Note
-from holdfast.engine.driver import Progress
+from holdfast.engine.driver import Processor, Progress
 
 BOOT_ALLOWANCE = 120.0  # seconds to import torch and the main module, whatever the timeout
+MOST = 10  # times the timeout: so long may a worker wait that gets no processor
 LATE_SECONDS = 1.0  # a check that is later than this means that this process was stopped
 
 
@@ -27,6 +33,22 @@ class _LastCheck:
     note: Note | None = None
     parts: int = 0
     unchanged_since: float = 0.0  # neither the note nor `parts` has changed since
+    processor: Processor | None = None
+    waited: float = 0.0  # for a processor, until the worker fell silent
+    ran_at: float = 0.0  # at this check it had run, or was not ready to
+
+    def lacked(self, processor: Processor | None, now: float, *, silent: bool) -> float:
+        """Seconds in which the worker was ready to run without a processor, since it is silent."""
+        before, self.processor = self.processor, processor
+        if processor is None:
+            return 0.0
+        if not silent or before is None or processor.ran < before.ran:  # another process
+            self.waited, self.ran_at = processor.waited, now
+            return 0.0
+        if processor.ran > before.ran or not processor.ready:
+            self.ran_at = now
+        # The kernel adds a wait when it is over. Until then the worker is ready and does not run.
+        return processor.waited - self.waited + now - self.ran_at
 
 
 class StallDetector:
@@ -58,12 +80,14 @@ class StallDetector:
         """Whether a worker that owes an answer has made no progress for `timeout` seconds."""
         last = self._checks[worker]
         active = progress.active > last.at
+        changed = progress.note != last.note or progress.parts != last.parts
+        lacked = last.lacked(progress.processor, now, silent=not (active or changed))
         last.at = now
-        if progress.note != last.note or progress.parts != last.parts:
+        if changed:
             last.note, last.parts, last.unchanged_since = progress.note, progress.parts, now
         if active:
             return False
         if progress.note.step == "boot":
             timeout = max(timeout, BOOT_ALLOWANCE)
-        since = max(progress.active, last.unchanged_since, self._running_since)
-        return now - since > timeout
+        inactive = now - max(progress.active, last.unchanged_since, self._running_since)
+        return inactive - lacked > timeout or inactive > MOST * timeout
