@@ -244,4 +244,4 @@ def marked(case: Case) -> list[pytest.MarkDecorator]:
     return [*marks, pytest.mark.slow] if case in SLOW else marks
 
 
-STALL_TIMEOUT = 1.0  # for rows that stall on purpose; the others have the default
+STALL_TIMEOUT = 0.1  # for rows that stall on purpose; the others have the default

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import torch.utils.data
