@@ -3,10 +3,10 @@
     python -m benchmarks.recovery                             # prints the table
     python -m benchmarks.recovery --write docs/performance.md # and puts it between the marks there
 
-A worker is killed in the middle of a small batch for which the consumer waits, again and again. The
-functions that take part note when they are reached, in memory that all processes share. If this may
-be done (it takes root), all processes run with real-time priority, so that other programs of the
-machine do not count.
+A worker is killed in the middle of a batch for which the consumer waits, again and again: small
+batches, then batches of 38 MB. The functions that take part note when they are reached, in memory
+that all processes share. If this may be done (it takes root), all processes run with real-time
+priority, so that other programs of the machine do not count.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from holdfast.processes import exits, nursery_main, resources, starts, worker_ma
 from holdfast.worker import items
 
 BATCH = 32
+SMALL, LARGE = 4, 3 * 224 * 224 * 2  # numbers in a sample
 KILLED = range(10, 90, 10)  # batches
 PAUSE = 0.25  # seconds from one kill to the next: by then there is a warmed-up spare
+FIRST_PAUSE = nursery_main.FIRST_SPARE_DELAY + PAUSE  # until there is the first
 _MARK = struct.Struct("d")
 
 # What is reached, by which function, and what has been done by then.
@@ -79,13 +81,13 @@ class Marks:
 class Deadly(Dataset[Any]):
     """Some batches wait in their middle until their worker is killed, once each."""
 
-    def __init__(self) -> None:
-        self.data = torch.randn(100 * BATCH, 4)
+    def __init__(self, width: int) -> None:
+        self.data = torch.randn(2 * BATCH, width)
         self.struck = mmap.mmap(-1, mmap.PAGESIZE)
         self.victim = mmap.mmap(-1, mmap.PAGESIZE)
 
     def __len__(self) -> int:
-        return len(self.data)
+        return 100 * BATCH
 
     def __getitem__(self, index: int) -> Any:
         batch, position = divmod(index, BATCH)
@@ -93,7 +95,7 @@ class Deadly(Dataset[Any]):
             self.struck[batch] = 1
             struct.pack_into("q", self.victim, 0, os.getpid())
             time.sleep(600)
-        return self.data[index]
+        return self.data[index % len(self.data)].clone()
 
     def kill_again_and_again(self, killed_at: list[float], marks: Marks) -> None:
         while len(killed_at) < len(KILLED):
@@ -101,15 +103,15 @@ class Deadly(Dataset[Any]):
             (pid,) = struct.unpack_from("q", self.victim, 0)
             if pid:
                 struct.pack_into("q", self.victim, 0, 0)
-                time.sleep(PAUSE if killed_at else 2.5)
+                time.sleep(PAUSE if killed_at else FIRST_PAUSE)
                 marks.clear()
                 killed_at.append(time.perf_counter())
                 os.kill(pid, signal.SIGKILL)
 
 
-def measure(marks: Marks) -> list[list[float]]:
+def measure(marks: Marks, width: int = SMALL) -> list[list[float]]:
     """For each kill: the milliseconds that each step took."""
-    dataset, killed_at, rows = Deadly(), list[float](), list[list[float]]()
+    dataset, killed_at, rows = Deadly(width), list[float](), list[list[float]]()
     threading.Thread(
         target=dataset.kill_again_and_again, args=(killed_at, marks), daemon=True
     ).start()
@@ -120,13 +122,14 @@ def measure(marks: Marks) -> list[list[float]]:
     return rows
 
 
-def table(first: list[list[float]], later: list[list[float]]) -> str:
-    lines = ["| until | first death | later ones |", "| --- | ---: | ---: |"]
+def table(*columns: tuple[str, list[list[float]]]) -> str:
+    lines = ["| until | " + " | ".join(name for name, _ in columns) + " |"]
+    lines.append("| --- |" + " ---: |" * len(columns))
     for at, name in enumerate([*(step[2] for step in STEPS), DELIVERED]):
-        one, other = (statistics.median(row[at] for row in rows) for rows in (first, later))
-        lines.append(f"| {name} | {one:.1f} | {other:.1f} |")
-    one, other = (statistics.median(map(sum, rows)) for rows in (first, later))
-    lines.append(f"| **in all** | **{one:.1f}** | **{other:.1f}** |")
+        found = (statistics.median(row[at] for row in rows) for _, rows in columns)
+        lines.append(f"| {name} | " + " | ".join(f"{one:.1f}" for one in found) + " |")
+    found = (statistics.median(map(sum, rows)) for _, rows in columns)
+    lines.append("| **in all** | " + " | ".join(f"**{one:.1f}**" for one in found) + " |")
     return "\n".join(lines)
 
 
@@ -139,12 +142,13 @@ def main() -> None:
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(50))
     marks = Marks()
-    first, later = [], []
+    first, later, large = [], [], []
     for _ in range(asked.rounds):
         one, *others = measure(marks)
         first.append(one)
         later += others
-    told = table(first, later)
+        large += measure(marks, LARGE)
+    told = table(("first death", first), ("later ones", later), ("batches of 38 MB", large))
     print(told)
     if asked.write is not None:
         put(asked.write, "recovery", told)

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.autopsy.blackbox import Note
 from holdfast.engine.driver import Processor, Progress
-from holdfast.engine.stall import BOOT_ALLOWANCE, MOST, StallDetector
+from holdfast.engine.stall import BOOT_ALLOWANCE, LACKING_SECONDS, LACKING_TIMEOUTS, StallDetector
 
 FETCHING = Note(task=0, position=3, step="fetch", since=0.0)
 EVERY = 0.5  # seconds between two looks
@@ -17,6 +17,7 @@ class Watch:
 
     def __init__(self, timeout: float | None = 5.0) -> None:
         self.now = 100.0
+        self.timeout = timeout or 5.0
         self.active = self.now
         self.note = FETCHING
         self.parts = 0
@@ -32,7 +33,7 @@ class Watch:
             self.stalls.awake(self.now, EVERY)
             if self.stalls.due(self.now, EVERY):
                 seen = Progress(self.note, self.parts, self.active, self.processor)
-                too_long |= self.stalls.has_stalled(0, seen, 5.0, self.now)
+                too_long |= self.stalls.has_stalled(0, seen, self.timeout, self.now)
         return too_long
 
 
@@ -131,7 +132,14 @@ def test_another_process_begins_with_figures_of_its_own() -> None:
 def test_a_worker_that_never_gets_a_processor_stalls_in_the_end() -> None:
     watch = Watch()
     watch.processor = Processor(1.0, 0.0, ready=True)
-    assert not watch.silent_after(MOST * 5.0 - 1)
+    assert not watch.silent_after((1 + LACKING_TIMEOUTS) * 5.0 - 1)
+    assert watch.silent_after(2.0)
+
+
+def test_with_a_long_timeout_that_end_is_not_ten_times_as_far() -> None:
+    watch = Watch(300.0)
+    watch.processor = Processor(1.0, 0.0, ready=True)
+    assert not watch.silent_after(300.0 + LACKING_SECONDS - 1)
     assert watch.silent_after(2.0)
 
 

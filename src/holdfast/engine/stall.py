@@ -8,9 +8,9 @@ Only time in which this process was running counts. If a check is much later tha
 process was stopped itself (Ctrl-Z, a suspended machine), and the workers may have been too.
 
 On a machine that has too much to do, a healthy worker may be ready to run for seconds without
-getting a processor. That time does not count either, as far as the kernel says how much it was. But
-a worker that makes no progress for `MOST` times the timeout has stalled in any case: to the user it
-makes no difference why a batch never comes.
+getting a processor. That time does not count either, as far as the kernel says how much it was, but
+there is an end to it: to a user it makes no difference why a batch never comes, and other ranks of
+a distributed run do not wait for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from holdfast.autopsy.blackbox import Note
 from holdfast.engine.driver import Processor, Progress
 
 BOOT_ALLOWANCE = 120.0  # seconds to import torch and the main module, whatever the timeout
-MOST = 10  # times the timeout: so long may a worker wait that gets no processor
+# How long a worker may lack a processor, in timeouts and in seconds: the shorter of the two.
+LACKING_TIMEOUTS = 9
+LACKING_SECONDS = 120.0
 LATE_SECONDS = 1.0  # a check that is later than this means that this process was stopped
 
 
@@ -90,4 +92,4 @@ class StallDetector:
         if progress.note.step == "boot":
             timeout = max(timeout, BOOT_ALLOWANCE)
         inactive = now - max(progress.active, last.unchanged_since, self._running_since)
-        return inactive - lacked > timeout or inactive > MOST * timeout
+        return inactive - min(lacked, LACKING_TIMEOUTS * timeout, LACKING_SECONDS) > timeout

@@ -2,14 +2,14 @@
 
 A fork takes a millisecond, what follows takes ten: a forked process shares its memory with the
 nursery, and the first write to each page is a page fault, about 2,000 of them until the first batch
-is made. The trainer waits for that batch. So a nursery that had to replace a worker keeps one
-process more, which has done all that is the same for every worker, on data of our own. It waits on
-a socket for what makes it one of them. None of the user's code has run in it, except what the user
-has registered with ``os.register_at_fork``, which runs at every fork.
+is made. The trainer waits for that batch. So a nursery keeps one process more, which has done all
+that is the same for every worker, on data of our own. It waits on a socket for what makes it one of
+them. None of the user's code has run in it, except what the user has registered with
+``os.register_at_fork``, which runs at every fork.
 
-A pool that never loses a worker has no spare, because it takes some MB. When the first one dies, a
-spare is forked at once, without warming it up: it is there when the trainer has read what is left
-of the dead worker and orders a replacement.
+A spare takes some MB and some milliseconds of a processor. A pool that ends within two seconds has
+none. If a worker dies when there is none, one is forked at once, without warming it up: it is there
+when the trainer has read what is left of the dead worker and orders a replacement.
 """
 
 from __future__ import annotations
