@@ -53,6 +53,20 @@ def test_what_is_posted_arrives_in_order_however_full_the_socket_is(sizes: list[
     worker.close()
 
 
+def test_what_has_arrived_is_seen_without_being_read() -> None:
+    ours, theirs = pair()
+    worker = Channel(theirs)
+    assert not ours.unread
+    worker.send(b"a message")
+    assert ours.unread
+    assert ours.poll() == b"a message"
+    assert not ours.unread
+    worker.close()
+    assert not ours.unread
+    ours.close()
+    assert not ours.unread
+
+
 def test_a_message_that_was_cut_off_is_never_seen() -> None:
     ours, theirs = pair()
     theirs.sendmsg((b"\x01", b"first half"))

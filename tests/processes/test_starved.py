@@ -1,4 +1,5 @@
-"""A worker that is ready to run and gets no processor is not taken for one that has stalled."""
+"""A worker that has to wait for others is not taken for one that has stalled: for a processor, or
+for the trainer to read what it sends."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch.utils.data
 
 from holdfast import DataLoader
+from tests.support.processes import eventually
 
 pytestmark = [
     pytest.mark.faults,
@@ -48,3 +51,23 @@ def test_a_worker_without_a_processor_has_not_stalled() -> None:
     with DataLoader(Starved(cpu), num_workers=1, stall_timeout=0.5) as loader:
         assert [batch.item() for batch in loader] == list(range(8))
         assert loader.incidents == []
+
+
+class Sends(torch.utils.data.Dataset[bytes]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(1 << 20)  # more than a socket holds
+
+
+def test_a_worker_whose_messages_are_not_read_yet_has_not_stalled() -> None:
+    with DataLoader(Sends(), num_workers=1, batch_size=None, prefetch_factor=2) as loader:
+        iterator: Any = iter(loader)
+        next(iterator)
+        driver = iterator._pool.driver
+        with iterator._pool.lock:  # nothing is read
+            assert eventually(lambda: driver.progress(0).note.step == "send")
+            assert eventually(lambda: driver.resources.slots[0].channel.unread)
+            before = time.monotonic()
+            assert driver.progress(0).active >= before

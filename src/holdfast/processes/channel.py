@@ -125,6 +125,14 @@ class Channel:
         """Whether something waits to be flushed."""
         return bool(self._outbox)
 
+    @property
+    def unread(self) -> bool:
+        """Whether a packet has arrived that was not read yet."""
+        try:
+            return self.open and bool(self.sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
     def poll(self) -> bytes | None:
         """The next whole message if it has arrived; None if not, or if the other end is closed."""
         while self.open:

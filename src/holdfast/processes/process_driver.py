@@ -275,9 +275,12 @@ class ProcessDriver:
 
     def progress(self, worker: int) -> Progress:
         slot = self._slots[worker]
-        parts = 0 if slot.channel is None else slot.channel.parts
-        note = self.resources.boxes.note(worker)
-        return Progress(note, parts, slot.active, _processor(slot.pid))
+        channel, note = slot.channel, self.resources.boxes.note(worker)
+        if channel is None:
+            return Progress(note, 0, slot.active, _processor(slot.pid))
+        # It waits for us if we are slow to read what it sends, perhaps because others send much.
+        active = time.monotonic() if channel.unread else slot.active
+        return Progress(note, channel.parts, active, _processor(slot.pid))
 
     def place(self, worker: int) -> str:
         pid = self._slots[worker].pid
