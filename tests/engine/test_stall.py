@@ -129,6 +129,15 @@ def test_another_process_begins_with_figures_of_its_own() -> None:
     assert watch.silent_after(1.0)
 
 
+def test_a_wait_for_the_process_that_starts_the_worker_counts_with_its_own() -> None:
+    watch = Watch()
+    watch.processor = Processor(9.0, 0.0, ready=True)
+    assert not watch.silent_after(8.0)
+    watch.processor = Processor(0.1, 0.0, ready=False)
+    assert not watch.silent_after(5.0)
+    assert watch.silent_after(1.5)
+
+
 def test_a_worker_that_never_gets_a_processor_stalls_in_the_end() -> None:
     watch = Watch()
     watch.processor = Processor(1.0, 0.0, ready=True)

@@ -38,19 +38,24 @@ class _LastCheck:
     processor: Processor | None = None
     waited: float = 0.0  # for a processor, until the worker fell silent
     ran_at: float = 0.0  # at this check it had run, or was not ready to
+    lack: float = 0.0  # seconds without a processor in this silence, of the present process
+    earlier: float = 0.0  # and of those before it
 
     def lacked(self, processor: Processor | None, now: float, *, silent: bool) -> float:
         """Seconds in which the worker was ready to run without a processor, since it is silent."""
-        before, self.processor = self.processor, processor
-        if processor is None:
-            return 0.0
-        if not silent or before is None or processor.ran < before.ran:  # another process
-            self.waited, self.ran_at = processor.waited, now
-            return 0.0
-        if processor.ran > before.ran or not processor.ready:
-            self.ran_at = now
-        # The kernel adds a wait when it is over. Until then the worker is ready and does not run.
-        return processor.waited - self.waited + now - self.ran_at
+        if not silent:
+            self.lack = self.earlier = 0.0
+        if processor is not None:
+            before, self.processor = self.processor, processor
+            if not silent or before is None or processor.ran < before.ran:  # another process
+                self.earlier += self.lack
+                self.waited, self.ran_at = processor.waited, now
+            elif processor.ran > before.ran or not processor.ready:
+                self.ran_at = now
+            # The kernel adds a wait when it is over. Until then the worker is ready and does not
+            # run.
+            self.lack = processor.waited - self.waited + now - self.ran_at
+        return self.earlier + self.lack
 
 
 class StallDetector:

@@ -276,11 +276,14 @@ class ProcessDriver:
     def progress(self, worker: int) -> Progress:
         slot = self._slots[worker]
         channel, note = slot.channel, self.resources.boxes.note(worker)
+        pid = slot.pid
+        if pid is None and not self.resources.nursery.closed:
+            pid = self.resources.nursery.pid  # which has to start it, and may be starting itself
         if channel is None:
-            return Progress(note, 0, slot.active, _processor(slot.pid))
+            return Progress(note, 0, slot.active, _processor(pid))
         # It waits for us if we are slow to read what it sends, perhaps because others send much.
         active = time.monotonic() if channel.unread else slot.active
-        return Progress(note, channel.parts, active, _processor(slot.pid))
+        return Progress(note, channel.parts, active, _processor(pid))
 
     def place(self, worker: int) -> str:
         pid = self._slots[worker].pid
@@ -339,7 +342,7 @@ class ProcessDriver:
 
 
 def _processor(pid: int | None) -> Processor | None:
-    """What the main thread of a worker has had of the processors. Takes some 20 µs."""
+    """What the main thread of a process has had of the processors. Takes some 20 µs."""
     fields = None if pid is None else procfs.stat(pid)
     if pid is None or fields is None:
         return None
