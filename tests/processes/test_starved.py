@@ -15,41 +15,53 @@ import torch.utils.data
 from holdfast import DataLoader
 from tests.support.processes import eventually
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="no such class of processes here"),
-    pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="it is not counted here"),
-]
+pytestmark = [pytest.mark.faults]
 
-SPINS = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end:\n    pass"
+OTHERS = 12
+SPINS = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    pass
+"""
 
 
 class Starved(torch.utils.data.Dataset[int]):
-    """One sample takes a little of a processor's time, and the processor is another program's."""
+    """One sample takes a little of a processor's time, and many programs share that processor."""
 
     def __init__(self, cpu: int) -> None:
         self.cpu = cpu
+        self.others: list[subprocess.Popen[bytes]] = []
 
     def __len__(self) -> int:
-        return 8
+        return 24
 
     def __getitem__(self, index: int) -> int:
-        if index == 5:
+        if index < OTHERS:
+            command = [sys.executable, "-I", "-S", "-c", SPINS, str(self.cpu)]
+            self.others.append(subprocess.Popen(command))
+        if index == OTHERS:
+            everywhere = os.sched_getaffinity(0)
             os.sched_setaffinity(0, {self.cpu})
-            program = subprocess.Popen([sys.executable, "-c", SPINS])
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            end = time.process_time() + 0.02
-            while time.process_time() < end and program.poll() is None:
+            end = time.process_time() + 0.1
+            while time.process_time() < end:
                 pass
-            program.kill()
-            program.wait()
+            os.sched_setaffinity(0, everywhere)
+            for other in self.others:
+                other.kill()
+        if index > OTHERS and self.others:
+            self.others.pop().wait()
         return index
 
 
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/schedstat"), reason="waits for a processor are not counted here"
+)
 def test_a_worker_without_a_processor_has_not_stalled() -> None:
     cpu = min(os.sched_getaffinity(0))
-    with DataLoader(Starved(cpu), num_workers=1, stall_timeout=0.5) as loader:
-        assert [batch.item() for batch in loader] == list(range(8))
+    with DataLoader(Starved(cpu), num_workers=1, batch_size=2, stall_timeout=1.0) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(24))
         assert loader.incidents == []
 
 
