@@ -139,7 +139,8 @@ def new_iterator(
             return _torchs(loader, torchs, why_not, warn=ours)
         if isinstance(chosen.worker_memory_limit, int):
             _warn_without_proc()
-    loader.check_worker_number_rationality()
+    if chosen.worker_method != "ray":
+        loader.check_worker_number_rationality()
     state.advise(loader.dataset, loader.num_workers, origin)
     state.engine = "holdfast"
     with resumption.beginning(loader) as (bookmark, resumed):

@@ -129,6 +129,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         self._prefetch_given = prefetch_factor is not None
+        self.worker_method = worker_method  # torch's constructor calls our method below
         super().__init__(
             dataset,
             batch_size,
@@ -160,7 +161,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.iterable_recovery = iterable_recovery
         self.pin_in_place = pin_in_place
         self.seeding = seeding
-        self.worker_method = worker_method
         self.ray_options = ray_options
         self.snapshot_every_n_steps = snapshot_every_n_steps
         iteration.check_options(self)
@@ -269,6 +269,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         resumption.load_state_dict(self, state_dict, strict=strict)
 
     # -- iterating ------------------------------------------------------------------------
+
+    def check_worker_number_rationality(self) -> None:
+        """Torch's warning about more workers than this machine has processors. Those of a cluster
+        may have more."""
+        if self.worker_method != "ray":
+            super().check_worker_number_rationality()
 
     def __iter__(self) -> BaseDataLoaderIter:
         return iteration.iterate(self)

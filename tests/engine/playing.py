@@ -20,6 +20,7 @@ def an_exit(
     sample: tuple[int, int | None] | None = None,
     *,
     outside: bool = False,
+    unexplained: bool = False,
     memory: bool = False,
     after: float | None = None,
     inherited: bool = False,
@@ -27,15 +28,16 @@ def an_exit(
     shortage: bool = False,
 ) -> ev.Exit:
     """A worker that ended by itself, or was killed: in the middle of `sample`, if that is given."""
-    kind = "killed" if outside else "stalled" if inherited else "exited"
+    kind = "killed" if outside or unexplained else "stalled" if inherited else "exited"
     task, position = sample or (None, None)
     step = "replay" if catching_up else "idle" if sample is None else "fetch"
     return ev.Exit(
         at,
         "start-failed" if shortage else kind,
         signal="SIGKILL" if outside else None,
-        exitcode=None if outside or inherited else 1,
+        exitcode=None if outside or unexplained or inherited else 1,
         errno=errno.EAGAIN if shortage else None,
+        unexplained=unexplained,
         memory=memory,
         inherited=inherited,
         task=task,

@@ -227,29 +227,40 @@ def test_a_kill_for_memory_must_happen_twice_alone() -> None:
     assert isinstance(die(player, (0, 3), **MEMORY)[0], ev.BanSample)
 
 
-def test_a_kill_that_nothing_explains_convicts_after_pauses_in_the_same_instant_only() -> None:
+UNPROVEN = pytest.mark.parametrize(
+    "how", [{"outside": True}, {"unexplained": True}], ids=["SIGKILL", "unexplained"]
+)
+
+
+@UNPROVEN
+def test_a_kill_that_nothing_explains_convicts_after_pauses_in_the_same_instant_only(
+    how: dict[str, bool],
+) -> None:
     player = make()
     start(player)
-    assert [type(one) for one in items(die(player, (0, 3), **OUTSIDE))] == [ev.Task]
+    assert [type(one) for one in items(die(player, (0, 3), **how))] == [ev.Task]
     pauses = []
-    actions = die(player, (0, 3), **OUTSIDE)
+    actions = die(player, (0, 3), **how)
     for after in (0.01, 0.01, 2.5, 0.01, 0.01):  # one of them late
         trial = items(actions)[0]
         assert isinstance(trial, ev.IsolationTest)
         pauses.append(trial.pause)
-        actions = die(player, (0, 3), after=after, **OUTSIDE)
+        actions = die(player, (0, 3), after=after, **how)
         assert not [one for one in actions if isinstance(one, ev.BanSample)]
     assert len(set(pauses)) == len(pauses)
     assert min(pauses) >= r.PAUSE_FACTOR * 0.01
 
 
-def test_who_is_killed_while_it_waits_is_not_suspected_any_more() -> None:
+@UNPROVEN
+def test_who_is_killed_while_it_waits_is_not_suspected_any_more(
+    how: dict[str, bool],
+) -> None:
     player = make()
     start(player)
-    die(player, (0, 3), **OUTSIDE)
-    assert isinstance(items(die(player, (0, 3), **OUTSIDE))[0], ev.IsolationTest)
-    assert [type(one) for one in items(die(player, None, **OUTSIDE))] == [ev.Task]
-    assert [type(one) for one in items(die(player, (0, 3), **OUTSIDE))] == [ev.Task]
+    die(player, (0, 3), **how)
+    assert isinstance(items(die(player, (0, 3), **how))[0], ev.IsolationTest)
+    assert [type(one) for one in items(die(player, None, **how))] == [ev.Task]
+    assert [type(one) for one in items(die(player, (0, 3), **how))] == [ev.Task]
 
 
 def test_a_trial_for_a_crash_survives_kills_from_outside() -> None:

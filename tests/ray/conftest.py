@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -80,10 +82,21 @@ def _await(condition: Callable[[], bool]) -> None:
     assert eventually(condition, 30), "the head has not noticed"
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Nodes]:
+@pytest.fixture(scope="session", autouse=True)
+def folder() -> Iterator[str]:
+    """Where clusters put their logs and sockets, also those of programs that a test starts."""
+    made = tempfile.mkdtemp(prefix="hf-ray-", dir="/tmp")  # short, because of the sockets
+    os.environ["RAY_TMPDIR"] = made
     os.environ["RAY_AUTH_MODE"] = "disabled"  # no token in the home folder
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(folder: str) -> Iterator[Nodes]:
     made = Nodes()
     try:
         yield made

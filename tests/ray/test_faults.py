@@ -17,6 +17,7 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 import psutil
 
 import holdfast
+from holdfast.engine import restarts
 from holdfast.engine.events import Limits
 from holdfast.ray import ray_driver, ray_method
 from holdfast.views.workers import WorkerMonitor
@@ -76,6 +77,21 @@ def test_a_sample_that_ends_its_actor_each_time_ends_the_run_with_its_batch_and_
     assert {one.batch for one in incidents[1:]} == {167}
     pids += [one.pid for one in incidents]
     assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 20)
+
+
+def test_a_sample_that_ends_its_actor_each_time_is_left_out(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine it takes Ray long to say that an actor has died.
+    monkeypatch.setattr(restarts, "PAUSE_FACTOR", 1)
+    deadly = Noisy(80, deadly={41: "die each time"})
+    with on_ray(deadly, batch_size=4, max_restarts=None, on_bad_sample="skip") as loader:
+        with pytest.warns(holdfast.BadSampleWarning, match="nothing says how"):
+            indices = [int(one) for batch in loader for one in batch[:, 0]]
+        assert indices == [number for number in range(80) if number != 41]
+        assert [one.index for one in loader.bad_samples] == [41]
+        assert [one.sample for one in loader.incidents[1:]] == 5 * [41]
+    assert "because it did so alone too" in loader.incidents[-1].report()
 
 
 def test_an_actor_that_rays_memory_monitor_ends_is_replaced(spots: Any, tmp_path: Path) -> None:
@@ -147,12 +163,12 @@ def test_workers_without_room_start_when_a_node_is_added(
     with on_ray(Noisy(), batch_size=4, ray_options=spots.options) as loader:
         consumer = threading.Thread(target=lambda: seen.extend(loader))
         consumer.start()
-        assert eventually(lambda: "waiting for its start" in caplog.text)
+        assert eventually(lambda: "waiting for a start" in caplog.text)
         spots.add()
         consumer.join(60)
         assert digest(seen) == stock(Noisy(), batch_size=4)
         assert not loader.incidents
-    assert "it asks for spot 1; free in the whole cluster: CPU " in caplog.text
+    assert "each asks for spot 1; free in the whole cluster: spot 0" in caplog.text
 
 
 def test_workers_for_which_there_is_no_processor_share_those_there_are(

@@ -55,6 +55,8 @@ def accusation(exit: ev.Exit) -> tuple[str, str, str]:
     """For a bad sample of which a worker died: its kind, its error and its message."""
     if exit.kind in ("stalled", "unkillable"):
         return "stalled", "stalled", "made no progress"
+    if exit.unexplained:
+        return "killed", "unexplained", "its process ended, and nothing says how"
     error = exit.signal or f"exit code {exit.exitcode}"
     return "killed", error, describe_end(exit.signal, exit.exitcode)
 

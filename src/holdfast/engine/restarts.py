@@ -271,7 +271,9 @@ def is_loading(seat: Seat, exit: ev.Exit) -> bool:
 def _suspected(seat: Seat, exit: ev.Exit) -> tuple[int, int | None] | None:
     """The task's number and the position of the sample that was being loaded, if it may be to
     blame. The death of a nursery is no sample's fault."""
-    if not is_loading(seat, exit) or (exit.kind == "killed" and exit.signal is None):
+    if not is_loading(seat, exit):
+        return None
+    if exit.kind == "killed" and exit.signal is None and not exit.unexplained:
         return None
     assert exit.task is not None
     return exit.task, exit.position

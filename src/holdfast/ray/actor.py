@@ -7,6 +7,10 @@ becomes of the actor, its process and its machine.
 
 A second thread of the actor tells what the first is doing (`look`, `stack`), while that is busy or
 stuck.
+
+After a death the trainer has to know what the worker is doing if it dies again, and Ray does not
+say that. So then each step is announced (`Announcements`): the worker goes on when the trainer
+knows. That takes a millisecond or two for each sample, in a few batches.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +29,7 @@ from ray import cloudpickle
 
 import holdfast
 from holdfast import private_names
-from holdfast.autopsy.blackbox import IDLE, START, Note
+from holdfast.autopsy.blackbox import COLLATE, FETCH, IDLE, SEND, START, Note
 from holdfast.autopsy.stack import dump_of
 from holdfast.transport import codec
 from holdfast.worker.exceptions import describe
@@ -35,12 +40,48 @@ from holdfast.worker.notes import ThreadNotes
 
 Orders = list[tuple[str, int, Any]]
 NOTES: Final = "notes"  # the concurrency group of what the second thread does
+STEPS: Final = "steps"  # and of a third thread, which announces steps
+KNOWN_WITHIN: Final = 5.0  # seconds that the worker waits until the trainer knows a step
+SLICE: Final = 0.05  # seconds between two signs of life while it pauses
+
+
+class Announcements:
+    """What the worker is about to do, passed on before it does that."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._note: Note | None = None
+        self._made = 0
+        self._asked_for = -1
+
+    def make(self, note: Note) -> None:
+        """By the worker's thread. Returns when the trainer knows this: it asks for the next."""
+        with self._changed:
+            self._note = note
+            self._made += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._asked_for >= self._made, KNOWN_WITHIN)
+
+    def wait_for(self, number: int) -> Note:
+        """By the thread that answers the trainer. The first has the number 0."""
+        with self._changed:
+            self._asked_for = number
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._made > number)
+            assert self._note is not None
+            return self._note
 
 
 class _Notes(ThreadNotes):
-    """Remembers which random state has to be sent."""
+    """Remembers which random state has to be sent, and announces steps if that is wanted."""
 
     unsent: bytes | None = None
+    announcements: Announcements | None = None
+
+    def note(self, task: int, position: int, step: int) -> None:
+        super().note(task, position, step)
+        if self.announcements is not None and step in (FETCH, COLLATE, SEND):
+            self.announcements.make(self.read())
 
     def commit(self, number: int, size: int) -> None:
         super().commit(number, size)
@@ -52,9 +93,9 @@ class ActorWorker(MessageHost):
 
     own_process = own_dataset = True
 
-    def __init__(self, setup: WorkerSetup, blueprint: NDArray[np.uint8], version: str) -> None:
+    def __init__(self, blueprint: NDArray[np.uint8], version: str) -> None:
         self.recorder = _Notes()
-        self._setup = setup
+        self._announcements = Announcements()
         self._blueprint = blueprint
         self._version = version
         self._said: list[Message] = []
@@ -63,7 +104,7 @@ class ActorWorker(MessageHost):
 
     # -- calls ----------------------------------------------------------------------------
 
-    def begin(self) -> list[Message]:
+    def begin(self, setup: WorkerSetup) -> list[Message]:
         """Become torch's worker with this id."""
         self._thread = threading.get_ident()
         self.recorder.note(-1, -1, START)
@@ -79,7 +120,7 @@ class ActorWorker(MessageHost):
             self._say(REFUSED, describe(error, position=None, step="bootstrap"))
             return self._all_said()
         del self._blueprint
-        self._worker = Worker(self._setup, blueprint, self)
+        self._worker = Worker(setup, blueprint, self)
         self._worker.begin()
         node = f"{ray.get_runtime_context().get_node_id()} on {socket.gethostname()}"
         self._say(READY, (node, os.getpid()))  # where it runs
@@ -91,10 +132,11 @@ class ActorWorker(MessageHost):
             self._say(GONE)
         return self._all_said()
 
-    def carry_out(self, orders: Orders) -> list[Message]:
-        """Carry out orders, one after the other."""
+    def carry_out(self, orders: Orders, announced: bool) -> list[Message]:
+        """Carry out orders, one after the other. `announced`: the trainer is to know each step."""
         worker = self._worker
         assert worker is not None, "it was refused"
+        self.recorder.announcements = self._announcements if announced else None
         for kind, number, content in orders:
             worker.carry_out(kind, number, content)
         return self._all_said()
@@ -108,6 +150,11 @@ class ActorWorker(MessageHost):
     def stack(self) -> str:
         """Where the other thread is, in the form of a dump of `faulthandler`."""
         return dump_of(private_names.current_frames().get(self._thread or 0), "of the worker")
+
+    @ray.method(concurrency_group=STEPS)
+    def announcement(self, number: int) -> Note:
+        """What the worker is about to do. The worker waits until it is asked for the next."""
+        return self._announcements.wait_for(number)
 
     def _all_said(self) -> list[Message]:
         self.recorder.note(-1, -1, IDLE)
@@ -135,4 +182,8 @@ class ActorWorker(MessageHost):
         return 1 << 30  # there is nothing to do
 
     def pause(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.recorder.note(-1, -1, IDLE)
+            time.sleep(min(left, SLICE))
         return True

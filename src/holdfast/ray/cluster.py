@@ -58,6 +58,7 @@ class HeadWatch:
         self.lost = False
         self.free: Mapping[str, float] | None = None
         """What no task or actor uses, as of the last look; None if that has not been asked."""
+        self._all: Mapping[str, float] = {}
         self._address: str = ray.get_runtime_context().gcs_address
         self._on_lost = on_lost
         self._asked = False
@@ -78,6 +79,14 @@ class HeadWatch:
         self._asked = True
         return self.free is not None and self.free.get("CPU", 0.0) < options.get("num_cpus", 1)
 
+    def may_have_processors(self, options: Mapping[str, Any], actors: int) -> bool:
+        """Whether, as of the last look, so many processors are in use that all these actors may
+        have theirs: one that has not started is slow then."""
+        if self.free is None:
+            return True
+        used = self._all.get("CPU", 0.0) - self.free.get("CPU", 0.0)
+        return bool(used >= actors * options.get("num_cpus", 1))
+
     def ask_for(self, options: Mapping[str, Any]) -> str:
         """What an actor with these options needs and what is free, in words."""
         self._asked = True
@@ -85,7 +94,10 @@ class HeadWatch:
         wanted |= options.get("resources") or {}
         if options.get("memory"):
             wanted["memory"] = options["memory"]
-        said = "it asks for " + ", ".join(f"{name} {n:g}" for name, n in wanted.items() if n)
+        wanted = {name: count for name, count in wanted.items() if count}
+        if not wanted:
+            return "no processor is asked for, so a node is slow to start a process"
+        said = "each asks for " + ", ".join(f"{name} {n:g}" for name, n in wanted.items())
         if self.free is not None:
             free = ", ".join(f"{name} {self.free.get(name, 0.0):g}" for name in wanted)
             said += f"; free in the whole cluster: {free}"
@@ -102,6 +114,7 @@ class HeadWatch:
             else:
                 missed = 0
                 if self._asked:
+                    self._all = ray.cluster_resources()
                     self.free = ray.available_resources()
             if missed >= LOST_AFTER:
                 self.lost = True

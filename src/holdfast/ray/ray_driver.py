@@ -9,9 +9,15 @@ answering for a while.
 Calls are sent ahead, and of a dead actor it is not known which of them it was in. So after a death
 the orders that were not answered are given one at a time: another death shows its batch.
 
+While orders are given one at a time, the actor announces each step before it begins it
+(`actor.Announcements`). So the sample is known at which it dies, and can be tested alone, as with
+processes (`engine.restarts`).
+
 An actor that finds no room in the cluster waits there, without an error. If others have started by
-then, it is started with ``num_cpus=0``: all run, and some share a processor. If none has started,
-the log says what is waited for, again and again.
+then, it is started with ``num_cpus=0``: all run, and some share a processor. Another actor goes on
+waiting for a processor in its stead (the *stand-by*), so that an autoscaler sees what is needed.
+When there is room for that one, the worker moves there. If none has started, the log says what is
+waited for, again and again.
 
 If the head of the cluster does not answer, Ray itself ends the program, after a minute. So that is
 looked for (`cluster.HeadWatch`), and becomes an error that a program can catch and save a
@@ -40,8 +46,8 @@ from holdfast.engine import events as ev
 from holdfast.engine.driver import DriverOptions, Handle, Progress
 from holdfast.engine.message_driver import MessageDriver, MessageRecord
 from holdfast.engine.worker_records import Order
-from holdfast.ray.actor import NOTES, ActorWorker
-from holdfast.ray.calls import Call
+from holdfast.ray.actor import NOTES, STEPS, ActorWorker
+from holdfast.ray.calls import Announced, Call
 from holdfast.ray.cluster import Death, HeadWatch, describe_death
 from holdfast.samples.substitute import BatchHints
 from holdfast.worker.message_host import GONE, READY, SURVIVED, Message
@@ -49,13 +55,14 @@ from holdfast.worker.message_host import GONE, READY, SURVIVED, Message
 log = logging.getLogger("holdfast")
 
 PATIENCE = 10.0  # seconds that an actor may wait for room in the cluster before that is said
+SLOW_START = 60.0  # the same, if it may have its processor and be slow to start
 SAY_AGAIN = 60.0  # seconds between two log lines about that
 TOGETHER = 4 << 20  # bytes of batches that are made in one call, if one is not larger
 _NOT_STARTED = Note(None, None, "boot", 0.0)
 
-_Actor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1})(
-    ActorWorker
-)
+_Actor: Any = ray.remote(
+    max_restarts=0, max_task_retries=0, concurrency_groups={NOTES: 1, STEPS: 1}
+)(ActorWorker)
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +70,9 @@ class _Seat(MessageRecord):
     """What is kept for a worker id. Its worker is the handle of an actor."""
 
     setup: Any = None
+    standby: Any = None  # an actor that waits for a processor, while `worker` has none of its own
+    standby_look: Call | None = None  # it is answered when that has started
+    announced: Announced | None = None  # what `worker` is about to do, while it is `careful`
     count: int = 0  # items answered in all
     actor_id: str = ""
     node: str = ""  # its id, and the name of its host
@@ -107,6 +117,7 @@ class RayDriver(MessageDriver[_Seat]):
         self._blueprint = blueprint
         self._ray_options = dict(ray_options)
         self._said_at = 0.0
+        self._born_at = 0.0  # when the last actor started
         self._head = HeadWatch(self.wake)
         self._lost = False  # the cluster
         self._status = StatusFile("ray")
@@ -119,22 +130,29 @@ class RayDriver(MessageDriver[_Seat]):
             seat = self._seats[order.worker]
             seat.careful = len(seat.asked) + 1 if order.generation else 0  # and a test of a sample
             seat.asked.clear()
-            self._start(order.worker, setup, self._ray_options)
+            if _answered(seat.standby_look):
+                standby, seat.standby, seat.standby_look = seat.standby, None, None
+                self._start(seat, setup, standby)
+            else:
+                self._start(seat, setup, squeezed=seat.standby is not None)
 
-    def _start(self, worker: int, setup: Any, options: Mapping[str, Any]) -> None:
-        seat = self._seats[worker]
+    def _new_actor(self, **chosen: Any) -> Any:
+        options = {"num_cpus": 1, **self._ray_options, **chosen}
+        return _Actor.options(**options).remote(self._blueprint, holdfast.__version__)
+
+    def _start(self, seat: _Seat, setup: Any, actor: Any = None, *, squeezed: bool = False) -> None:
+        """`actor`: one that has begun nothing yet. `squeezed`: without a processor of its own."""
         seat.calls.clear()
         seat.inbox.clear()
         seat.held.clear()
-        seat.node, seat.pid, seat.look, seat.stack = "", None, None, None
+        seat.node, seat.pid, seat.look, seat.stack, seat.announced = "", None, None, None, None
         seat.note = seat.noted = _NOT_STARTED._replace(since=self.clock())
         seat.stalled, seat.born, seat.since = False, False, self.clock()
         seat.setup, seat.count = setup, setup.answered
-        chosen = {"num_cpus": 1, **options}
-        seat.squeezed = chosen["num_cpus"] == 0
-        seat.worker = _Actor.options(**chosen).remote(setup, self._blueprint, holdfast.__version__)
+        seat.squeezed = squeezed
+        seat.worker = actor or self._new_actor(**{"num_cpus": 0} if squeezed else {})
         seat.actor_id = seat.worker._actor_id.hex()
-        self._call(seat, seat.worker.begin.remote(), "start-up")
+        self._call(seat, seat.worker.begin.remote(setup), "start-up")
         self._call(seat, seat.worker.take_up.remote(), "replay")
         seat.look = Call(seat.worker.look.remote())
 
@@ -155,7 +173,10 @@ class RayDriver(MessageDriver[_Seat]):
             count = 1 if seat.careful or not seat.largest else max(1, TOGETHER // seat.largest)
             some = [seat.held.popleft() for _ in range(min(count, len(seat.held)))]
             step = "fetch" if len(some) == 1 else "unknown"
-            self._call(seat, seat.worker.carry_out.remote(some), step)
+            careful = bool(seat.careful)
+            if careful and seat.announced is None:
+                seat.announced = Announced(seat.worker)
+            self._call(seat, seat.worker.carry_out.remote(some, careful), step)
 
     def _call(self, seat: _Seat, reference: Any, step: str) -> None:
         seat.calls.append(Call(reference, self._arrived, step))
@@ -224,15 +245,17 @@ class RayDriver(MessageDriver[_Seat]):
                 continue
             if seat.look is not None and seat.look.done:
                 if seat.look.error is None:
-                    seat.born = True
+                    if not seat.born:
+                        seat.born, self._born_at = True, now
                     if seat.look.result != seat.noted:
                         seat.noted = seat.look.result
                         seat.note = seat.noted._replace(since=now)
                 seat.look = None
             if seat.look is None and seat.calls:
                 seat.look = Call(seat.worker.look.remote())
-            if not seat.born and now - seat.since > PATIENCE:
-                self._waits_for_room(worker, seat, now)
+            if seat.standby_look is not None and seat.standby_look.done:
+                self._supervisor.after(partial(self._move, worker, seat.generation))
+        self._wait_for_room(now)
         if self._status.due(now):
             self._status.write(
                 (
@@ -243,29 +266,87 @@ class RayDriver(MessageDriver[_Seat]):
                 now,
             )
 
-    def _waits_for_room(self, worker: int, seat: _Seat, now: float) -> None:
-        """An actor has not started yet."""
+    def _wait_for_room(self, now: float) -> None:
+        """See whether actors have not started yet. While others start, they may follow."""
+        late = [
+            (worker, seat)
+            for worker, seat in enumerate(self._seats)
+            if seat.worker is not None
+            and not seat.born
+            and now - max(seat.since, self._born_at) > PATIENCE
+        ]
+        if not late:
+            return
         short = self._head.lacks_processors(self._ray_options)
-        if short and not seat.squeezed and any(one.born for one in self._seats):
-            ray.kill(seat.worker)
+        waiting = [one for one in late if not one[1].squeezed]
+        ours = sum(seat.worker is not None and not seat.squeezed for seat in self._seats)
+        if short and self._head.may_have_processors(self._ray_options, ours):
+            short = any(now - seat.since > SLOW_START for _, seat in waiting)
+        if short and waiting and any(one.born for one in self._seats):
             log.warning(
-                "%sthe Ray cluster has no room for worker %d (%s). It is started with num_cpus=0, "
-                "and shares processors with the others",
+                "%sthe Ray cluster has no room for %s (%s): started with num_cpus=0, sharing "
+                "processors with the others until there is room",
                 self._options.origin.prefix,
-                worker,
+                _named([worker for worker, _ in waiting]),
                 self._head.ask_for(self._ray_options),
             )
-            self._start(worker, seat.setup, {**self._ray_options, "num_cpus": 0})
-            self._pass_on(seat, [order for _, order in seat.asked])
-        elif now - max(seat.since, self._said_at) > SAY_AGAIN or (short and not self._said_at):
+            for _, seat in waiting:
+                ray.kill(seat.worker)
+                self._start(seat, seat.setup, squeezed=True)
+                self._stand_by(seat)
+                self._pass_on(seat, [order for _, order in seat.asked])
+            return
+        late = waiting or late
+        since = min(seat.since for _, seat in late)
+        soon = short and waiting and not self._said_at
+        if soon or now - max(since, self._said_at) > SAY_AGAIN:
             self._said_at = now
             log.warning(
-                "%sworker %d has been waiting for its start in the Ray cluster for %.0f s: %s",
+                "%s%s waiting for a start in the Ray cluster, for %.0f s now: %s",
                 self._options.origin.prefix,
-                worker,
-                now - seat.since,
-                self._head.ask_for(self._ray_options),
+                _named([worker for worker, _ in late], "is", "are"),
+                now - since,
+                self._head.ask_for({**self._ray_options, **({} if waiting else {"num_cpus": 0})}),
             )
+
+    def _stand_by(self, seat: _Seat) -> None:
+        """Let another actor wait for a processor."""
+        seat.standby = self._new_actor()
+        seat.standby_look = Call(seat.standby.look.remote(), self.wake)
+
+    def _dismiss_standby(self, seat: _Seat) -> None:
+        if seat.standby is not None:
+            ray.kill(seat.standby)
+            seat.standby = seat.standby_look = None
+
+    def _move(self, worker: int, generation: int) -> None:
+        """There is a processor for a worker that had none: the actor that waited for it takes over,
+        and makes again what is not answered."""
+        seat = self._seats[worker]
+        look = seat.standby_look
+        if look is None or seat.worker is None or seat.generation != generation:
+            return
+        if look.error is not None:  # its node is lost, for example
+            self._stand_by(seat)
+            return
+        while self.hear(worker):
+            pass
+        if seat.worker is None or seat.generation != generation:
+            return  # it has died: its replacement takes the place
+        prefix = self._options.origin.prefix
+        if self._options.iterable and seat.count:
+            # Its stream would have to be drawn again, from the start.
+            self._dismiss_standby(seat)
+            log.warning(
+                "%sthe Ray cluster has room for worker %d now. It stays where it is, because it is "
+                "in the middle of a stream; workers of later epochs will use that room",
+                prefix,
+                worker,
+            )
+            return
+        log.warning("%sthe Ray cluster has room for worker %d now: it moves there", prefix, worker)
+        ray.kill(seat.worker)
+        self._exit(worker, None, "idle", kind="killed", renewed=True)
 
     # -- what they say --------------------------------------------------------------------
 
@@ -314,7 +395,7 @@ class RayDriver(MessageDriver[_Seat]):
         step = call.step
         if (seat.calls and seat.ready) or death.cause == "ray-object-lost":
             step = "unknown"  # it was in one of the calls after that, with this result on its way
-        self._exit(worker, death, step, **death.facts)
+        self._exit(worker, death, step, call.at, **death.facts)
 
     def _gone(self, worker: int, generation: int, kind: str) -> None:
         """It has been told to end, and is not waited for."""
@@ -327,8 +408,10 @@ class RayDriver(MessageDriver[_Seat]):
             ray.kill(seat.worker)
             self._exit(worker, None, "unknown", kind="stalled" if seat.stalled else kind)
 
-    def _exit(self, worker: int, death: Death | None, step: str, **facts: Any) -> None:
-        """`step`: what it was doing, if it was not looked at meanwhile."""
+    def _exit(
+        self, worker: int, death: Death | None, step: str, at: float = 0.0, **facts: Any
+    ) -> None:
+        """`step`: what it was doing, if it was not looked at meanwhile. `at`: when Ray said so."""
         seat = self._seats[worker]
         seat.worker = None
         seat.calls.clear()
@@ -339,6 +422,15 @@ class RayDriver(MessageDriver[_Seat]):
         # An actor that died has gone on since it was looked at; one that stalled has not.
         fresh = seat.note.task == number and (seat.stalled or facts.get("memory"))
         note = seat.note if fresh else None
+        seconds = None
+        if seat.announced is not None and seat.careful and step == "fetch":
+            note, began = seat.announced.last
+            if note is not None and note.task == number:
+                seconds = at - began
+            else:
+                step, note = "idle", None  # it has begun nothing, or pauses
+        if death is not None and death.cause == "ray-actor-died" and seconds is not None:
+            facts = {**facts, "nursery_killed": False, "unexplained": True}
         if number is None and step not in ("start-up", "replay"):
             step = "idle"
         stack = ""
@@ -349,6 +441,7 @@ class RayDriver(MessageDriver[_Seat]):
             task=number,
             position=None if note is None else note.position,
             step=step if note is None else note.step,
+            seconds=seconds,
             stack=stack,
             no_way=self._no_way(seat),
             **facts,
@@ -387,8 +480,11 @@ class RayDriver(MessageDriver[_Seat]):
     # -- the end --------------------------------------------------------------------------
 
     def stop(self, deadline: float) -> None:
+        if self._head.lost:
+            return
         for seat in self._seats:
-            if seat.worker is not None and not self._head.lost:
+            self._dismiss_standby(seat)
+            if seat.worker is not None:
                 ray.kill(seat.worker)
 
     def close(self) -> None:
@@ -398,3 +494,17 @@ class RayDriver(MessageDriver[_Seat]):
             seat.worker = None
             seat.calls.clear()
             seat.inbox.clear()
+
+
+def _answered(call: Call | None) -> bool:
+    return call is not None and call.done and call.error is None
+
+
+def _named(workers: list[int], *verbs: str) -> str:
+    """As the subject of a sentence; `verbs` are those for one and for more."""
+    several = len(workers) > 1
+    name = f"worker {workers[0]}"
+    if several:
+        shown = ", ".join(map(str, workers[:8]))
+        name = f"{len(workers)} workers ({shown}{', …' if len(workers) > 8 else ''})"
+    return f"{name} {verbs[several]}" if verbs else name

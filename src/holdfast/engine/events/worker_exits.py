@@ -32,6 +32,7 @@ class Exit:
     with_nursery: bool = False  # it died because its nursery died
     nursery_killed: bool = False  # that nursery was killed from outside
     nursery: tuple[str, str] = ("", "")  # how that nursery ended, and its traceback
+    unexplained: bool = False  # killed or not, nothing says how its process ended
     by_itself: bool = False  # it sent itself the signal that ended it
     memory: bool = False  # memory was short: a counter of the kernel or its own size shows it
     inherited: bool = False  # it stalled on a lock that was held when it was forked
@@ -49,7 +50,7 @@ class Exit:
         """Whether another process may have sent the SIGKILL or SIGTERM that ended it."""
         if self.kind != "killed" or self.by_itself:
             return False
-        return self.signal is not None or self.nursery_killed
+        return self.signal is not None or self.nursery_killed or self.unexplained
 
     @property
     def for_memory(self) -> bool:
