@@ -132,8 +132,12 @@ class Calculating(Healthy):
 
 
 class Crashing(Healthy):
+    def __init__(self, crashing: int = 250) -> None:
+        super().__init__()
+        self.crashing = crashing
+
     def __getitem__(self, index: int) -> Any:
-        if index == 250:
+        if index == self.crashing:
             os.kill(os.getpid(), signal.SIGSEGV)
         return index
 

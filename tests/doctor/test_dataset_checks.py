@@ -19,7 +19,14 @@ from holdfast.doctor import dataset_checks as patient
 from holdfast.doctor.dataset_changes import changed, fingerprint
 from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.open_handles import open_handles
-from holdfast.doctor.probe import Samples, load_samples, rate, spread
+from holdfast.doctor.probe import (
+    Samples,
+    ThreadGains,
+    gain_of_two_threads,
+    load_samples,
+    rate,
+    spread,
+)
 from holdfast.limits.gauge import MemoryReading
 from holdfast.scan.dataset_source import SourceError, any_dataset, dataset
 from tests.doctor import patients
@@ -44,36 +51,80 @@ def test_a_healthy_dataset_is_good_in_all_that_depends_on_it() -> None:
     assert {name: check.status for name, check in checks.items()} == dict.fromkeys(checks, "good")
 
 
+QUIET, CROWDED = (1.9, 0.5), (1.1, 0.5)  # what a calculation gains, and the load
+WAITS, DECODES = 0.0, 1.0  # the part of the time on a processor
+
+
 @pytest.mark.parametrize(
-    ("dataset", "words"),
+    ("samples", "machine", "busy", "words"),
     [
-        (patients.Waiting(), ["worker_method='thread' would do. Nothing is pickled"]),
-        (patients.Waiting(function=lambda: 1), ["it cannot be pickled, which is no matter"]),
-        (patients.Waiting(1 << 20), ["'thread' would do"]),
-        (patients.Calculating(), ["processes: two threads load", "Python's lock is held"]),
+        (1.9, QUIET, DECODES, ["worker_method='thread' would do. Nothing is pickled"]),
+        (1.9, CROWDED, WAITS, ["worker_method='thread' would do. Nothing is pickled"]),
+        (1.0, QUIET, DECODES, ["processes: two threads load 1.0 times", "lock is held"]),
+        (0.9, CROWDED, DECODES, ["cannot be told: two threads load 0.9 times"]),
+        (1.8, (1.9, 9.0), DECODES, ["cannot be told: two threads load 1.8 times", "9.0 programs"]),
     ],
-    ids=["waits", "cannot be pickled", "large", "Python"],
+    ids=["decodes", "waits", "Python", "busy", "very busy"],
 )
-def test_a_worker_method_is_recommended_from_what_two_threads_gain(
-    dataset: Any, words: list[str]
+def test_a_worker_method_is_recommended_from_what_two_threads_gain_unless_the_machine_is_busy(
+    samples: float,
+    machine: tuple[float, float],
+    busy: float,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = Samples("fork", nbytes=[4 * getattr(dataset, "size", 1)])
-    check = patient.worker_method(dataset, PLAN, patient.pickles(dataset), seen, lambda _: None)
-    assert all(one in check.meaning for one in words), check.meaning
-    assert "its batches have" not in check.meaning
+    monkeypatch.setattr(patient, "gain_of_two_threads", lambda *_: ThreadGains(samples, *machine))
+    meaning = recommended(patient.pickles(1), busy)
+    assert all(one in meaning for one in words), meaning
 
 
-def test_large_batches_of_an_own_collate_fn_are_a_reason_to_measure() -> None:
-    dataset = patients.Waiting(1 << 20)
-    plan = replace(PLAN, collate_fn=torch.stack)
-    seen = Samples("fork", nbytes=[4 * dataset.size])
-    check = patient.worker_method(dataset, plan, patient.pickles(dataset), seen, lambda _: None)
-    assert "its batches have 64 MiB" in check.meaning
+def recommended(pickling: Check, busy: float = 1.0, nbytes: int = 4, collate_fn: Any = None) -> str:
+    seen = Samples("fork", seconds=[1.0], busy=[busy], nbytes=[nbytes])
+    plan = replace(PLAN, collate_fn=collate_fn)
+    return patient.worker_method([1], plan, pickling, seen, lambda _: None).meaning
 
 
-def test_processes_are_recommended_for_samples_that_crash() -> None:
-    check = examined(patients.Crashing())["worker method"]
-    assert "a thread that crashes ends the program" in check.meaning
+def test_that_threads_need_no_pickling_and_what_large_batches_of_an_own_collate_fn_cost_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patient, "gain_of_two_threads", lambda *_: ThreadGains(2.0, 2.0))
+    assert "it cannot be pickled, which is no matter" in recommended(patient.pickles(lambda: 1))
+    large: dict[str, Any] = {"pickling": patient.pickles(1), "nbytes": 4 << 20}
+    assert "its batches have 64 MiB" in recommended(**large, collate_fn=torch.stack)
+    assert "its batches have" not in recommended(**large)
+
+
+@pytest.mark.parametrize("kind", [patients.Waiting, patients.Calculating])
+def test_what_two_threads_gain_is_measured_in_a_worker(kind: Any) -> None:
+    gain = gain_of_two_threads(kind(), 4)
+    assert gain.samples > 0
+    assert gain.possible > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "busy", "nbytes", "words"),
+    [
+        (0.01, 0.01, 600_000, "'ray' pays if"),
+        (0.001, 0.001, 600_000, "'ray' would not pay"),
+        (0.05, 0.001, 400, "mostly waiting"),
+    ],
+    ids=["decodes", "copies", "waits"],
+)
+def test_other_machines_are_recommended_if_making_a_batch_takes_far_longer_than_receiving_it(
+    seconds: float, busy: float, nbytes: int, words: str
+) -> None:
+    seen = Samples("fork", seconds=[seconds], busy=[busy], nbytes=[nbytes])
+    assert words in patient.other_machines(PLAN, patient.pickles(1), seen).meaning
+    lock = patient.pickles(lambda: 1)
+    assert "cannot be pickled" in patient.other_machines(PLAN, lock, seen).meaning
+
+
+@pytest.mark.parametrize("crashing", [250, 3], ids=["loaded", "met later"])
+def test_processes_are_recommended_for_samples_that_crash(crashing: int) -> None:
+    checks = examined(patients.Crashing(crashing))
+    assert "a thread that crashes ends the program" in checks["worker method"].meaning
+    assert checks["goes wrong first"].status == "bad"
+    assert "ends its worker" in checks["goes wrong first"].meaning
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 63, 64, 1000])

@@ -34,7 +34,7 @@ from tests.ray.loaders import on_ray
 address, batches = sys.argv[1], []
 ray.init(address, log_to_driver=False)
 ray_driver.PATIENCE = 3.0
-with on_ray(Noisy(120), batch_size=4) as loader:
+with on_ray(Noisy(120), batch_size=4, prefetch_factor=2) as loader:
     driver = (iterator := iter(loader))._pool.driver
     moved = lambda: all(seat.born and not seat.squeezed for seat in driver._seats)
     deadline = time.monotonic() + 180

@@ -19,6 +19,7 @@ from holdfast.autopsy.machine_facts import MachineFacts, in_words
 from holdfast.doctor.findings import Check, bad, good, warning
 from holdfast.doctor.open_handles import open_handles
 from holdfast.doctor.probe import (
+    THREADS_GAIN,
     Samples,
     Troubled,
     as_they_are,
@@ -36,7 +37,10 @@ from holdfast.transport.placement import PLACED
 from holdfast.worker.pickling import find_unpicklable
 
 LARGE_BATCH = 16 << 20  # bytes, from which on the memory of a batch costs more than its transport
-THREADS_GAIN = 1.5  # of two threads over one, from which on threads are recommended
+# What receiving a batch from another machine takes the trainer (docs/ray.md has the measurement):
+RECEIVE_BATCH = 5e-5  # seconds on a processor,
+RECEIVE_BYTE = 6e-10  # and for each byte of it
+RAY_PAYS = 10  # times that for making a batch, from which on actors of other machines pay
 _MUCH_MEMORY = 0.5  # of the available memory: warn if more than that is in flight
 
 
@@ -74,16 +78,23 @@ def examine(
     if forked.seconds and not forked.error:
         checks += [state(forked), sample_times(forked), sample_sizes(forked)]
         checks.append(in_flight(forked, plan, machine, room))
-        checks.append(worker_method(dataset, plan, checks[0], forked, progress))
         rates = measure_rates(dataset, plan, machine, progress)
-        if rates.by_workers:
-            checks.append(collation(rates))
-        checks.append(saturation(rates, plan))
+        if rates.crashed:
+            words = f"one that was not among the {len(forked.seconds)}: {rates.error}"
+            checks += [bad("other samples", words, rates.remedy), good("worker method", _CRASHES)]
+        else:
+            checks.append(worker_method(dataset, plan, checks[0], forked, progress))
+            checks.append(other_machines(plan, checks[0], forked))
+            if rates.by_workers:
+                checks.append(collation(rates))
+            checks.append(saturation(rates, plan))
     elif forked.crashed:
-        words = "processes: a sample ends its worker, and a thread that crashes ends the program"
-        checks.append(good("worker method", words))
+        checks.append(good("worker method", _CRASHES))
     checks.append(first_trouble(checks))
     return checks
+
+
+_CRASHES = "processes: a sample ends its worker, and a thread that crashes ends the program"
 
 
 def cannot_be_made(error: BaseException) -> Check:
@@ -274,10 +285,6 @@ def worker_method(
     progress: Callable[[str], None],
 ) -> Check:
     """Processes or threads: by what two threads gain."""
-    crash = "a sample that crashes ends the program then, not its worker"
-    cannot_pickle = (
-        "" if pickling.status == "good" else "; it cannot be pickled, which is no matter"
-    )
     if isinstance(dataset, torch.utils.data.IterableDataset):
         words = "processes; whether threads would do is not measured for an iterable dataset"
         return good("worker method", words)
@@ -287,24 +294,55 @@ def worker_method(
     except Troubled as trouble:
         words = f"processes: in two threads at a time its samples do not load ({trouble})"
         return good("worker method", words)
-    measured = f"two threads load {gain:.1f} times as many samples as one"
-    if gain >= THREADS_GAIN:
+    measured = f"two threads load {gain.samples:.1f} times as many samples as one"
+    if gain.samples >= THREADS_GAIN and (gain.reliable or _waits(seen)):
+        no_pickle = (
+            "" if pickling.status == "good" else "; it cannot be pickled, which is no matter"
+        )
         batch = int(statistics.median(seen.nbytes)) * plan.batch_size
         large = (
             f". But its batches have {in_words(batch)}, which the collate_fn makes in new memory, "
-            "and processes copy into memory that is used again: measure both"
+            "and processes copy into memory that is used again: measure both (holdfast tune)"
         )
+        costs = plan.collate_fn is not None and batch >= LARGE_BATCH
         words = (
             f"{measured}, so Python's lock is free most of the time: worker_method='thread' would do"
-            f"{cannot_pickle}. Nothing is pickled or copied with it, but {crash}"
-            f"{large if plan.collate_fn is not None and batch >= LARGE_BATCH else ''}"
+            f"{no_pickle}. Nothing is pickled or copied with it, but a sample that crashes ends the "
+            f"program then, and not only its worker{large if costs else ''}"
         )
-        return good("worker method", words)
-    return good(
-        "worker method",
-        f"processes: {measured}, because Python's lock is held. With worker_method='thread' "
-        f"{crash}, too",
+    elif not gain.reliable:
+        words = (
+            f"processes, as long as it cannot be told: {measured}, and a calculation without "
+            f"Python's lock gains {gain.possible:.1f} times, but fewer than two processors are free "
+            f"at present ({gain.load:.1f} programs for each). Repeat this when they are"
+        )
+    else:
+        words = f"processes: {measured}, because Python's lock is held"
+    return good("worker method", words)
+
+
+def _waits(seen: Samples) -> bool:
+    """Whether loading a sample is mostly waiting: for a disk, a network, a lock."""
+    return statistics.median(seen.busy) < statistics.median(seen.seconds) / 2
+
+
+def other_machines(plan: LoadingPlan, pickling: Check, seen: Samples) -> Check:
+    """Whether processors of other machines would help: actors of a Ray cluster."""
+    name = "other machines"
+    if pickling.status != "good":
+        return good(name, "no: it cannot be pickled, so worker_method='ray' cannot be used")
+    if _waits(seen):
+        words = "not needed: loading a sample is mostly waiting, so more workers here do as well"
+        return good(name, words)
+    making = statistics.median(seen.busy) * plan.batch_size
+    receiving = RECEIVE_BATCH + RECEIVE_BYTE * statistics.median(seen.nbytes) * plan.batch_size
+    words = (
+        f"making a batch takes a processor {_ms(making)}, and receiving it from another machine takes "
+        f"the trainer about {_ms(receiving)}: worker_method='ray' "
     )
+    if making >= RAY_PAYS * receiving:
+        return good(name, f"{words}pays if the processors of this machine are not enough")
+    return good(name, f"{words}would not pay")
 
 
 def in_flight(
@@ -367,6 +405,8 @@ class Rates:
     by_workers: dict[int, float] = field(default_factory=dict)
     uncollated: str = ""  # why batches were not collated
     error: str = ""
+    crashed: bool = False  # a sample has ended its worker
+    remedy: str = ""
 
 
 def measure_rates(
@@ -382,6 +422,10 @@ def measure_rates(
         try:
             speed = rate(dataset, plan.batch_size, workers, plan.seconds, collate)
         except Troubled as trouble:  # a sample that was not loaded before, or collating failed
+            incident = trouble.incident
+            if incident is not None and incident.kind not in ("stalled", "start-failed"):
+                found.error, found.remedy, found.crashed = str(trouble), trouble.remedy, True
+                break
             if collate is None and not found.by_workers:
                 found.uncollated, collate = str(trouble), as_they_are
                 continue
@@ -434,6 +478,7 @@ _NAME_THE_LOADER = (
 
 _CONSEQUENCES = {
     "samples": "a sample raises an error, or ends its worker",
+    "other samples": "a sample ends its worker",
     "open handles": "workers read garbage through a shared handle, or crash in its library",
     "CUDA tensors": "the first batch fails: CUDA cannot be used in a forked worker",
     "batches": "the first batch fails, unless the loader has its own collate_fn",

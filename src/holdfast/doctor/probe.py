@@ -6,11 +6,13 @@ all later workers, and a sample that crashes would end the doctor.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +30,8 @@ from holdfast.packed.object_sizes import deep_size
 
 _STALL_TIMEOUT = 60.0
 ROUNDS = 3  # with one thread and with two, in turns
+THREADS_GAIN = 1.5  # of two threads over one, from which on Python's lock is mostly free
+BUSY = 1.5  # programs for each processor, from which on a measurement shows little
 
 
 @dataclass
@@ -36,6 +40,7 @@ class Samples:
 
     method: str
     seconds: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)  # seconds of these on a processor
     nbytes: list[int] = field(default_factory=list)
     private: list[int] = field(
         default_factory=list
@@ -79,12 +84,13 @@ class _Watched(torch.utils.data.Dataset[Any]):
         if number == 0:
             notes["start"], _ = _private_and_resident()
             self.before = fingerprint(self.dataset, self.positions)
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), time.process_time()
         try:
             sample = self._load(number)
         except _Ended:
             return None
         notes["seconds"] = time.perf_counter() - begun
+        notes["busy"] = time.process_time() - used
         notes["nbytes"] = deep_size(sample)
         del sample
         notes["private"], notes["resident"] = _private_and_resident()
@@ -140,6 +146,7 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
                 if "start" in notes:
                     found.private.append(notes["start"])
                 found.seconds.append(notes["seconds"])
+                found.busy.append(notes["busy"])
                 found.nbytes.append(notes["nbytes"])
                 found.private.append(notes["private"])
                 found.resident = notes["resident"]
@@ -151,36 +158,61 @@ def load_samples(dataset: Any, count: int, method: str) -> Samples:
     return found
 
 
-class _InTwoThreads(torch.utils.data.Dataset[float]):
-    """Its only sample: how many times as many samples of a dataset two threads load as one."""
+@dataclass(frozen=True)
+class ThreadGains:
+    """How many times as much two threads do as one: about 1 for Python code, up to 2 for code that
+    releases Python's lock."""
+
+    samples: float  # of the dataset
+    possible: float  # of a calculation that releases the lock, measured in turns with the samples
+    load: float = 0.0  # programs that wanted a processor meanwhile, for each processor
+
+    @property
+    def reliable(self) -> bool:
+        """Whether two processors were free, so that threads could gain something."""
+        return self.possible >= THREADS_GAIN and self.load <= BUSY
+
+
+class _InTwoThreads(torch.utils.data.Dataset[tuple[float, float]]):
+    """Its only sample: the two figures of `ThreadGains`."""
 
     def __init__(self, dataset: Any, positions: list[int]) -> None:
         self.dataset = dataset
         self.positions = positions
 
-    def __getitem__(self, _: int) -> float:
+    def __getitem__(self, _: int) -> tuple[float, float]:
         self._load()  # what is opened or cached with the first sample
-        one = two = math.inf
+        works = (self._load, _calculate)
+        one, two = [math.inf, math.inf], [math.inf, math.inf]
         with ThreadPoolExecutor(2) as threads:
             for _ in range(ROUNDS):  # the quickest counts: other programs may run too
-                one = min(one, self._seconds(threads, 1))
-                two = min(two, self._seconds(threads, 2))
-        return 2 * one / max(1e-9, two)
-
-    def _seconds(self, threads: ThreadPoolExecutor, count: int) -> float:
-        began = time.perf_counter()
-        for one in [threads.submit(self._load) for _ in range(count)]:
-            one.result()
-        return time.perf_counter() - began
+                for number, work in enumerate(works):
+                    one[number] = min(one[number], _seconds(threads, work, 1))
+                    two[number] = min(two[number], _seconds(threads, work, 2))
+        samples, possible = (2 * a / max(1e-9, b) for a, b in zip(one, two, strict=True))
+        return samples, possible
 
     def _load(self) -> None:
         for position in self.positions:
             self.dataset[position]
 
 
-def gain_of_two_threads(dataset: Any, count: int) -> float:
-    """How many times as many samples two threads load as one, in a forked worker: about 1 if the
-    dataset is Python code, up to 2 if it releases Python's lock. Raises `Troubled`."""
+def _seconds(threads: ThreadPoolExecutor, work: Callable[[], object], count: int) -> float:
+    began = time.perf_counter()
+    for one in [threads.submit(work) for _ in range(count)]:
+        one.result()
+    return time.perf_counter() - began
+
+
+def _calculate() -> None:
+    """Some ten milliseconds on a processor, without Python's lock."""
+    block = bytes(1 << 20)
+    for _ in range(16):
+        hashlib.sha256(block)
+
+
+def gain_of_two_threads(dataset: Any, count: int) -> ThreadGains:
+    """What two threads gain in a forked worker. Raises `Troubled`."""
     measured = _InTwoThreads(dataset, spread(dataset, count))
     loader: Any = DataLoader(
         measured,
@@ -193,7 +225,9 @@ def gain_of_two_threads(dataset: Any, count: int) -> float:
         stall_timeout=_STALL_TIMEOUT,
     )
     with loader, trouble_of(loader):
-        return float(next(iter(loader)))
+        samples, possible = next(iter(loader))
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        return ThreadGains(float(samples), float(possible), load)
 
 
 @contextmanager
