@@ -184,13 +184,25 @@ def _ray_options(value: Any, worker_method: Any) -> Mapping[str, Any] | None:
             f"ray_options={value!r} has no meaning with worker_method={worker_method!r}; use "
             'worker_method="ray"'
         )
-    for name in ("max_restarts", "max_task_retries", "concurrency_groups", "max_concurrency"):
+    for name in _OURS_IN_RAY:
         if name in value:
             raise ValueError(
-                f"ray_options={value!r}: {name} is chosen by holdfast, which replaces actors "
-                f"itself; {right}"
+                f"ray_options={value!r}: {name} is chosen by holdfast, which replaces actors and "
+                f"ends them itself; {right}"
             )
     return dict(value)
+
+
+_OURS_IN_RAY = (
+    "max_restarts",
+    "max_task_retries",
+    "concurrency_groups",
+    "max_concurrency",
+    "name",
+    "namespace",
+    "get_if_exists",
+    "lifetime",
+)
 
 
 def _limit(value: Any) -> Limit:

@@ -85,6 +85,10 @@ def autoscaled(folder: Path, processors: int) -> Iterator[str]:
         "auth": {},
         "docker": {},
         "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "cluster_synced_files": [],
+        "rsync_exclude": [],
+        "rsync_filter": [],
         "worker_start_ray_commands": [],
         **{f"{name}_commands": [] for name in COMMANDS},
     }

@@ -12,7 +12,7 @@ from holdfast.autopsy.catalogue import CATALOGUE  # noqa: E402
 from holdfast.autopsy.evidence import Evidence  # noqa: E402
 from holdfast.autopsy.verdict import judge  # noqa: E402
 from holdfast.ray.cluster import describe_death  # noqa: E402
-from holdfast.ray.ray_driver import _Seat  # noqa: E402
+from holdfast.ray.ray_driver import _Seat, check_options  # noqa: E402
 from ray import exceptions  # noqa: E402
 
 
@@ -58,3 +58,21 @@ def test_each_error_of_ray_is_a_cause(error: Exception, cause: str, memory: bool
 )
 def test_of_where_an_actor_is_nothing_is_said_that_is_not_known(known: Any, words: str) -> None:
     assert _Seat(actor_id="a1", **known).place() == words
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"num_cpu": 1}, ValueError, "Invalid option keyword num_cpu"),
+        ({"num_cpus": "2"}, TypeError, "num_cpus"),
+        ({"scheduling_strategy": "SPRED"}, ValueError, "SPREAD"),
+        ({"resources": {"CPU": 1}}, ValueError, "num_cpus"),
+    ],
+    ids=["name", "type", "word", "resource"],
+)
+def test_options_that_ray_does_not_know_are_an_error_that_names_the_argument(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as raised:
+        check_options(options)
+    assert str(raised.value).startswith(f"ray_options={options!r}: ")

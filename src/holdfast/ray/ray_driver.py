@@ -65,6 +65,20 @@ _Actor: Any = ray.remote(
 )(ActorWorker)
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise an error if Ray does not know one of them, or not its value."""
+    strategy = options.get("scheduling_strategy")
+    try:
+        _Actor.options(**options)
+        if isinstance(strategy, str) and strategy not in ("DEFAULT", "SPREAD"):
+            raise ValueError(  # Ray looks at it when the actor is made
+                f'scheduling_strategy={strategy!r} is neither "DEFAULT" nor "SPREAD"; other '
+                "strategies are objects of ray.util.scheduling_strategies"
+            )
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"ray_options={options!r}: {error}") from None
+
+
 @dataclasses.dataclass(slots=True)
 class _Seat(MessageRecord):
     """What is kept for a worker id. Its worker is the handle of an actor."""

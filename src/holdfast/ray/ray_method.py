@@ -23,7 +23,14 @@ except ImportError as error:
         "pip install 'holdfast[ray]'"
     ) from error
 
-from holdfast.ray.ray_driver import RayDriver
+OLDEST = (2, 60)
+if tuple(int(part) for part in ray.__version__.split(".")[:2]) < OLDEST:
+    raise ImportError(
+        f'worker_method="ray" needs Ray 2.60 or later, and {ray.__version__} is installed here; '
+        "install a later one with pip install --upgrade 'holdfast[ray]'"
+    )
+
+from holdfast.ray.ray_driver import RayDriver, check_options  # noqa: E402
 
 log = logging.getLogger("holdfast")
 
@@ -48,6 +55,7 @@ class RayMethod:
         is pickled and put into the object store here, once for all workers."""
         self.limits = LIMITS
         self._options = dict(options or {})
+        check_options(self._options)
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
             log.info("Ray was not initialised: a cluster was started on this machine")
