@@ -15,7 +15,7 @@ import argparse
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,31 @@ from torch.utils.data import Dataset
 
 import holdfast
 from benchmarks.page import put
+from benchmarks.workloads import decode, jpeg
 
-WORKLOADS = {"tiny": (32, 4), "tokens": (32, 512), "image": (64, 3 * 224 * 224)}
+# Samples in a batch, and numbers in a sample.
+WORKLOADS = {
+    "tiny": (32, 4),
+    "tokens": (32, 512),
+    "jpeg": (32, 3 * 224 * 224),
+    "image": (64, 3 * 224 * 224),
+}
 WORKERS = 2
 WARM_UP = 1.5  # seconds
 
 
 class Samples(Dataset[Any]):
-    """Floats, written to new memory as a decoder does."""
+    """Floats, written to new memory as a decoder does; or decoded from `files`."""
 
-    def __init__(self, length: int, size: int) -> None:
-        self.length, self.size = length, size
+    def __init__(self, length: int, size: int, files: Sequence[bytes] = ()) -> None:
+        self.length, self.size, self.files = length, size, files
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
+        if self.files:
+            return decode(self.files[index % len(self.files)])
         return torch.full((self.size,), float(index))
 
 
@@ -57,8 +66,12 @@ def of_holdfast(method: str) -> Callable[[Samples, int], Iterator[Any]]:
 
 
 def of_ray_data(samples: Samples, batch_size: int) -> Iterator[Any]:
+    size, files = samples.size, samples.files
+
     def load(row: dict[str, Any]) -> dict[str, Any]:
-        return {"x": np.full(samples.size, float(row["id"]), np.float32)}
+        if files:
+            return {"x": decode(files[row["id"] % len(files)]).numpy()}
+        return {"x": np.full(size, float(row["id"]), np.float32)}
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -80,7 +93,8 @@ def measured(name: str, workload: str, seconds: float) -> tuple[float, float]:
     """Batches per second, once it has run for a while, and milliseconds of processor time that a
     batch takes in this process."""
     batch_size, size = WORKLOADS[workload]
-    batches = LOADERS[name](Samples(10_000_000, size), batch_size)
+    files = jpeg(batch_size).pool if workload == "jpeg" else ()
+    batches = LOADERS[name](Samples(10_000_000, size, files), batch_size)
     next(batches)
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < WARM_UP:

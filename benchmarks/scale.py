@@ -291,19 +291,28 @@ def plot(path: Path, found: list[tuple[Outcome, float, int]]) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(16, 3.6), layout="constrained")
     for case in CASES:
         mine = [(one, lost, nbytes) for one, lost, nbytes in found if one.case is case]
         workers = [one.workers for one, _, _ in mine]
         axes[0].plot(workers, [one.cost * 1e6 for one, _, _ in mine], "o-", label=case.name)
         axes[1].plot(workers, [100 * max(0.0, lost) for _, lost, _ in mine], "o-")
+        again = [one for one, _, _ in mine if one.recoveries]
+        recovered = [statistics.median(one.recoveries) for one in again]
+        axes[3].plot([one.workers for one in again], recovered, "o-")
         if case is CASES[0]:
             axes[2].plot(workers, [nbytes / 1024 for _, _, nbytes in mine], "ko-")
-    titles = ("a decision, µs", "throughput lost, %", "memory of the machine, KiB")
+    titles = (
+        "a decision, µs",
+        "throughput lost, %",
+        "memory of the machine, KiB",
+        "until a lost batch was made again, s",
+    )
     for axis, title in zip(axes, titles, strict=True):
         axis.set(xscale="log", xlabel="workers", title=title)
     axes[0].set_ylim(bottom=0)
     axes[1].set_ylim(bottom=0)
+    axes[3].set_ylim(bottom=0)
     axes[2].set(yscale="log")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=110)

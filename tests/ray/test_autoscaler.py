@@ -60,11 +60,13 @@ def autoscaled(folder: Path, processors: int) -> Iterator[str]:
         port = free.getsockname()[1]
     address = f"{_own_address()}:{port}"
     kinds: dict[str, Any] = {
-        "head": {"resources": {"CPU": processors}, "node_config": {}, "max_workers": 0},
+        # The autoscaler does not see what of the head is in use, so it is told that there is nothing.
+        "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
         "node": {
             "resources": {"CPU": 2, "object_store_memory": 100 << 20},
             "node_config": {},
-            "max_workers": 1,
+            "min_workers": 0,
+            "max_workers": 4,
         },
     }
     provider = {
@@ -76,10 +78,10 @@ def autoscaled(folder: Path, processors: int) -> Iterator[str]:
     }
     config = {
         "cluster_name": "slow",
-        "max_workers": 1,
+        "max_workers": 4,
         "provider": provider,
         "available_node_types": kinds,
-        "head_node_type": "head",
+        "head_node_type": "ray.head.default",
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 5,
         "auth": {},

@@ -38,13 +38,19 @@ def test_batches_are_those_of_stock_torch(cluster: Any, dataset: Any, options: A
         assert not loader.incidents
 
 
-def test_large_batches_do_not_fill_the_object_store(cluster: Any) -> None:
+def test_large_batches_of_a_slow_consumer_do_not_fill_the_object_store(cluster: Any) -> None:
     dataset = Noisy(40, size=300_000)  # 380 MB in all, through stores of 120
     with on_ray(dataset, batch_size=2, prefetch_factor=8) as loader:
-        assert digest(loader) == stock(dataset, batch_size=2)
+        seen = []
+        for batch in loader:
+            seen.append(batch)
+            time.sleep(0.2)  # workers are ahead
+        assert digest(seen) == stock(dataset, batch_size=2)
         assert not loader.incidents
-    logs = Path(cluster.head.get_logs_dir_path()).glob("raylet*.out")
-    assert not [one for one in logs if re.search(r"Spilled \d", one.read_text())]
+    folder = Path(cluster.head.get_logs_dir_path())
+    assert not [one for one in folder.glob("raylet*.out") if "Spilled " in one.read_text()]
+    counted = "".join(one.read_text() for one in folder.glob("debug_state*.txt"))
+    assert set(re.findall(r"cumulative spill requests: (\d+)", counted)) <= {"0"}
 
 
 def test_persistent_actors_go_on_from_epoch_to_epoch(cluster: Any) -> None:
