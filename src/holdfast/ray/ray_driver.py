@@ -102,6 +102,7 @@ class _Seat(MessageRecord):
     held: deque[Order] = dataclasses.field(default_factory=deque)  # those of them not sent yet
     careful: int = 0  # so many answers are asked for one at a time, because of a death
     since: float = 0.0  # monotonic, when its start was ordered
+    moves: bool = False  # to a processor of its own, and has not died
     squeezed: bool = False  # it is started without a processor of its own
     stalled: bool = False  # it is being ended because of that
     largest: int = 0  # bytes of a batch
@@ -142,7 +143,9 @@ class RayDriver(MessageDriver[_Seat]):
         setup = self._begin(order)
         if setup is not None:
             seat = self._seats[order.worker]
-            seat.careful = len(seat.asked) + 1 if order.generation else 0  # and a test of a sample
+            died = bool(order.generation) and not seat.moves
+            seat.careful = len(seat.asked) + 1 if died else 0  # and a test of a sample
+            seat.moves = False
             seat.asked.clear()
             if _answered(seat.standby_look):
                 standby, seat.standby, seat.standby_look = seat.standby, None, None
@@ -360,6 +363,7 @@ class RayDriver(MessageDriver[_Seat]):
             return
         log.warning("%sthe Ray cluster has room for worker %d now: it moves there", prefix, worker)
         ray.kill(seat.worker)
+        seat.moves = True
         self._exit(worker, None, "idle", kind="killed", renewed=True)
 
     # -- what they say --------------------------------------------------------------------
