@@ -79,6 +79,7 @@ def test_a_sample_that_ends_its_actor_each_time_ends_the_run_with_its_batch_and_
     assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 20)
 
 
+@pytest.mark.timeout(300, method="thread")  # seven actors start, one after the other
 def test_a_sample_that_ends_its_actor_each_time_is_left_out(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
