@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.kernel.rows import (
     SOURCE,
     Refusal,
 )
+from tests.support.processes import eventually
 
 NOTHING = Refusal("nothing")
 SEAL, SOCKETS = (
@@ -182,3 +184,23 @@ def test_a_shortage_is_no_refusal() -> None:
     with pytest.raises(OSError, match="Too many"):
         chain("a", 0)
     assert chain.way == "first"
+
+
+def test_a_child_that_takes_long_to_die_is_reaped_after_it_was_let_go() -> None:
+    line, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        os.close(theirs)
+        child = kernel.Child(pid, line)
+        child.close()
+        assert not child.reaped
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: child.reaped)
+        assert child.status == signal.SIGKILL
+    finally:
+        os.close(line)

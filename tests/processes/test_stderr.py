@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.processes.stderr import _Outlet
 from tests.autopsy.trainers import train
 from tests.faults.outside import nursery, pids
 from tests.support.processes import alive, eventually
@@ -233,6 +234,25 @@ def test_ten_megabytes_arrive_whole_and_a_few_kilobytes_are_kept(tmp_path: Path)
     assert 4096 <= len(kept) <= 8192
     assert kept.splitlines()[-1].startswith("00099999")
     assert all(len(line) == 99 for line in kept.splitlines())
+
+
+def test_a_pipe_that_is_full_has_whole_lines_in_it() -> None:
+    """The trainer writes to the same pipe as soon as there is room again."""
+    lines = b"".join(b"%08d" % number + b"x" * 91 + b"\n" for number in range(2_000))
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        outlet, written, found = _Outlet(writing, guarded=False), 0, b""
+        while written < len(lines):
+            with contextlib.suppress(BlockingIOError):
+                while written < len(lines):
+                    written += outlet.write(lines, written)
+            assert lines[:written].endswith(b"\n")
+            found += os.read(reading, 5_000)  # half of a line may be what makes room
+        assert found == lines[: len(found)]
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @contextlib.contextmanager

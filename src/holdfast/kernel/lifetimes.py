@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import stat
+import threading
 import time
 
 from holdfast.kernel.chain import NOT_HERE, Chain, call, libc, python, unless_refused
@@ -128,9 +129,16 @@ class Child:
         return bool(pid)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        """Let go of it. If it was killed and has not ended yet, a thread waits for that, because a
+        child that is never reaped remains in the list of processes."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
         self._fd, self._pidfd = -1, None
+        if not self.reaped and not self._reap(os.WNOHANG):
+            reaper = threading.Thread(target=self.reap, name="holdfast-reap", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread at interpreter exit: init reaps it
+                reaper.start()
 
 
 def _sent(handle: int, number: int) -> bool:

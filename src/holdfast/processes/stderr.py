@@ -40,6 +40,7 @@ _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 _MAX_LAST_CHUNKS = 32  # read at a death, at most: a pipe holds one, and a child may still write
 _GUARDED_BYTES = 512  # bytes written at once where a write may block
+_WHOLE_BYTES = select.PIPE_BUF  # a pipe takes so many at once, or none
 
 # Reads the output of children that outlive the nursery. As little code as possible.
 _READER = """\
@@ -93,15 +94,24 @@ class _Outlet:
         except OSError:
             return cls(_STDERR, guarded=True)  # it belongs to another user, after su
 
-    def write(self, data: bytes) -> int:
-        """Returns how much was written. Raises `BlockingIOError` if nothing can be."""
-        if not self._guarded:
-            return os.write(self.fd, data)
-        poll = select.poll()
-        poll.register(self.fd, select.POLLOUT)
-        if not poll.poll(0):
-            raise BlockingIOError
-        return os.write(self.fd, data[:_GUARDED_BYTES])
+    def write(self, data: bytes, at: int) -> int:
+        """Write a part of `data` that begins there. Returns how much was written. Raises
+        `BlockingIOError` if nothing can be.
+
+        It is a part that a pipe takes as a whole, and it ends with a line if it can: the trainer
+        writes to the same pipe, and its lines must not come in the middle of others.
+        """
+        most = _WHOLE_BYTES
+        if self._guarded:
+            poll = select.poll()
+            poll.register(self.fd, select.POLLOUT)
+            if not poll.poll(0):
+                raise BlockingIOError
+            most = _GUARDED_BYTES
+        end = at + most
+        if end < len(data):
+            end = data.rfind(b"\n", at, end) + 1 or end
+        return os.write(self.fd, data[at:end])
 
     def close(self) -> None:
         if self.fd != _STDERR:
@@ -213,16 +223,18 @@ class StderrTee:
         self._set_pending(self._pending + data)
 
     def _forward(self) -> None:
-        outlet = self._outlet
-        while self._pending and outlet is not None:
+        outlet, pending, written = self._outlet, self._pending, 0
+        if outlet is None:
+            return
+        while written < len(pending):
             try:
-                written = outlet.write(self._pending)
+                written += outlet.write(pending, written)
             except BlockingIOError:
-                return
+                break
             except OSError:
                 # Its reader has exited, or the disk is full. Drop the data: the worker must go on.
-                written = len(self._pending)
-            self._set_pending(self._pending[written:])
+                written = len(pending)
+        self._set_pending(pending[written:])
 
     def _set_pending(self, pending: bytes) -> None:
         """While data waits to be written, poll for that; otherwise poll for more to read."""
