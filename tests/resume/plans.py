@@ -490,6 +490,17 @@ QUICK: dict[str, Plan] = {
     "a stream that begins where it was loaded": Plan(
         BeginsWhereItWasLoaded, options=KEEP, breaks=((1, 4),), epochs=3
     ),
+    "a stream whose last elements are dropped, without workers": Plan(
+        Resumable,
+        size=11,
+        workers=0,
+        options={"drop_last": True},
+        breaks=((1, 0), (1, 2)),
+        epochs=3,
+    ),
+    "the same that ends where it begins, without workers": Plan(
+        AtItsNextBeginning, size=11, workers=0, options={"drop_last": True}, breaks=((1, 0), (1, 2))
+    ),
     "a stream whose state has its epoch": Plan(
         KnowsItsEpoch, workers=0, breaks=((0, 4), (1, 1), (1, 4)), epochs=3
     ),
@@ -520,6 +531,8 @@ FINISHED = {
     "its own iterator",
     "a stream that ends where it begins",
     "the same, that loads when it is begun",
+    "a stream whose last elements are dropped, without workers",
+    "the same that ends where it begins, without workers",
     "a stream whose state has its epoch",
     "states of dataset and iterator",
     "states of dataset and iterator, without workers",

@@ -303,6 +303,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
                 return self._next_careful_or_stop(self._careful)
             return self._next_plain()
         except StopIteration:
+            if self._stream is not None and not self._ended:
+                self._stream.end()
             self._ended = True
             if self._bookmark is not None:
                 self._bookmark.last = last = self.checkpoint()

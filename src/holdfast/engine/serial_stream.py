@@ -32,7 +32,12 @@ from holdfast.engine.deaths import tell_resumed
 from holdfast.engine.events import SeatPosition
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.worker import loaded_state
-from holdfast.worker.batch_fingerprint import DROPPED_BATCH, fingerprint, fingerprint_of_error
+from holdfast.worker.batch_fingerprint import (
+    DROPPED_BATCH,
+    NO_BATCH,
+    fingerprint,
+    fingerprint_of_error,
+)
 from holdfast.worker.fetch import has_state
 from holdfast.worker.generator_states import global_states
 from holdfast.worker.randomness import Randomness
@@ -104,6 +109,11 @@ class SerialStream:
             mark = DROPPED_BATCH if batch is DROPPED else fingerprint(batch)
         self.progress.received(mark, self._state() or None, 1)
         self._random_before = before
+
+    def end(self) -> None:
+        """The stream has come to its end: with drop_last its last elements were in no batch."""
+        if self._tracks and self._iterator._drop_last:
+            self.progress.received(NO_BATCH, self._state() or None, 1)
 
     def _state(self) -> bytes:
         return state_now(self._iterator._dataset, self._fetcher(), self._remark)
