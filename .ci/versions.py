@@ -2,6 +2,7 @@
 
     python3 .ci/versions.py                   all three, as `make test-versions`
     python3 .ci/versions.py oldest 3.12:2.9   some of them, or any other pair
+    python3 .ci/versions.py 3.13t:2.12        with a free-threaded build of Python, without its lock
 
 Each pair has an environment of its own in `.versions` (or in the folder that VERSIONS_DIR names),
 which is made on the first call. torch comes from the package index, with its CUDA libraries: about
@@ -33,8 +34,12 @@ TORCHS_OWN = "# torch's own requirements"  # a paragraph of constraints.txt
 
 @dataclass(frozen=True)
 class Pair:
-    python: str  # "3.10"
+    python: str  # "3.10"; "3.13t" is a free-threaded build
     torch: str  # "2.6", PINNED or NEWEST
+
+    @property
+    def free_threaded(self) -> bool:
+        return self.python.endswith("t")
 
     @property
     def folder(self) -> Path:
@@ -72,11 +77,14 @@ class Result:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version: on the path, or one of pyenv's."""
+    """A Python of this version: on the path, or one of pyenv's. Free-threaded, if it ends in "t"."""
     candidates = [shutil.which(f"python{version}"), shutil.which("python3"), sys.executable]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
-    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    candidates += map(str, sorted(pyenv.glob(f"{version.removesuffix('t')}.*/bin/python")))
+    program = (
+        "import sys, sysconfig; print('%d.%d' % sys.version_info[:2], end='')\n"
+        "print('t' if sysconfig.get_config_var('Py_GIL_DISABLED') else '')"
+    )
     for candidate in filter(None, candidates):
         told = subprocess.run(
             [candidate, "-c", program], capture_output=True, text=True, check=False
@@ -84,6 +92,13 @@ def interpreter(version: str) -> str | None:
         if told.returncode == 0 and told.stdout.strip() == version:
             return candidate
     return None
+
+
+def _called(pair: Pair) -> str:
+    if not pair.free_threaded:
+        return f"Python {pair.python}"
+    plain = pair.python.removesuffix("t")
+    return f"free-threaded Python {plain} (python{pair.python}, built with --disable-gil)"
 
 
 def constraints(pair: Pair) -> str:
@@ -133,7 +148,11 @@ def test(pair: Pair, python: Path, arguments: list[str]) -> Result:
         *arguments,
     ]
     # The table has no such row yet, if this is the first run.
-    ended = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, RUNNING: "1"})
+    environment = {**os.environ, RUNNING: "1"}
+    if pair.free_threaded:
+        # A module that does not say that it can do without the lock would bring it back.
+        environment["PYTHON_GIL"] = "0"
+    ended = subprocess.run(command, cwd=ROOT, check=False, env=environment)
     if ended.returncode not in (0, 1):  # interrupted, or not begun: a part is no result
         raise SystemExit(f"pytest ended with status {ended.returncode}: nothing is written")
     counts = ElementTree.parse(report).getroot().find("testsuite")
@@ -150,8 +169,10 @@ def test(pair: Pair, python: Path, arguments: list[str]) -> Result:
 
 def _versions(python: Path) -> tuple[str, str, str]:
     program = (
-        "import json, platform; from importlib.metadata import version\n"
-        "print(json.dumps([platform.python_version(), version('torch'), version('numpy')]))"
+        "import json, platform, sysconfig; from importlib.metadata import version\n"
+        "found = platform.python_version()\n"
+        "found += 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''\n"
+        "print(json.dumps([found, version('torch'), version('numpy')]))"
     )
     told = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True)
     found, torch, numpy = json.loads(told.stdout)
@@ -179,8 +200,11 @@ def _key(row: str) -> tuple[str, str]:
     return python, torch
 
 
-def _in_order(key: tuple[str, str]) -> list[list[int]]:
-    return [[int(number) for number in release.split(".")] for release in key]
+def _in_order(key: tuple[str, str]) -> list[tuple[list[int], bool]]:
+    return [
+        ([int(number) for number in release.removesuffix("t").split(".")], release.endswith("t"))
+        for release in key
+    ]
 
 
 def main() -> int:
@@ -188,7 +212,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "pairs", nargs="*", default=list(PAIRS), help="oldest, pinned, newest, 3.12:2.9"
+        "pairs", nargs="*", default=list(PAIRS), help="oldest, pinned, newest, 3.12:2.9, 3.13t:2.12"
     )
     parser.add_argument(
         "--pytest", default="", help="more arguments for pytest; nothing is written then"
@@ -199,7 +223,7 @@ def main() -> int:
         pair = PAIRS.get(name) or Pair(*name.split(":"))
         python = interpreter(pair.python)
         if python is None:
-            print(f"{name}: there is no Python {pair.python} here")
+            print(f"{name}: there is no {_called(pair)} here, neither on the path nor pyenv's")
             return 1
         print(f"{name}: Python {pair.python}, torch {pair.torch}, in {pair.folder}", flush=True)
         results.append(test(pair, make(pair, python), asked.pytest.split()))

@@ -20,14 +20,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import h5py
-import lmdb
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import DataLoader
+from tests.support.optional import optional
+
+h5py = optional("h5py")
+lmdb = optional("lmdb")
 
 COUNTED: list[int] = []
 TOTAL = 0

@@ -22,13 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
 from holdfast.samples.bad_sample import error_name
+from tests.support.optional import optional
+
+h5py = optional("h5py")
 
 LENGTHS = (1, 4, 11, 30, 0.25, 0.5, 0.75, 0.98)  # bytes, or parts of the whole
 GOOD = 6  # of each format
