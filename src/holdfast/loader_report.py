@@ -14,6 +14,7 @@ from holdfast.limits import gauge
 from holdfast.loader_identity import LoaderIdentity, name_of, rank
 from holdfast.readable import Figures, Incidents
 from holdfast.samples.bad_sample import BadSample
+from holdfast.shared_deque import copy_of
 
 _WRAPPED = ("base_dataloader", "_dataloader", "dataloader", "_loader", "loader")
 """Where wrappers keep the loader they iterate: Accelerate's, Fabric's, and those of others."""
@@ -56,7 +57,7 @@ def incidents() -> list[Incident]:
     """
     for state in runtime.living():
         state.finish_incidents()
-    return Incidents(runtime.totals.incidents)
+    return Incidents(copy_of(runtime.totals.incidents))
 
 
 class Report:
@@ -92,7 +93,7 @@ class Report:
         """What went wrong with its workers so far, oldest first: the last thousand.
         ``stats()["incidents"]`` counts all of them."""
         self._state.finish_incidents()
-        return Incidents(self._state.incidents)
+        return Incidents(copy_of(self._state.incidents))
 
     @property
     def bad_samples(self) -> list[BadSample]:

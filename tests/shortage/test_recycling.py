@@ -606,7 +606,7 @@ def test_a_batch_that_is_larger_than_the_budget_passes_alone() -> None:
 def test_two_loaders_with_a_full_budget_do_not_wait_for_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.limits.budget._for_all", holdfast.limits.budget.Budget(MIB))
+    monkeypatch.setitem(holdfast.limits.budget._for_all, "all", holdfast.limits.budget.Budget(MIB))
     one, other = (holdfast.DataLoader(Megabytes(), num_workers=2) for _ in range(2))
     pairs = [(int(a[0, 0]), int(b[0, 0])) for a, b in zip(one, other, strict=True)]
     assert pairs == [(n, n) for n in range(40)]

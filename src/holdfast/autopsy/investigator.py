@@ -40,6 +40,7 @@ from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.readers import HERE, Roots, cgroup, kernel_log, procfs
 from holdfast.autopsy.trainer_threads import other_threads
 from holdfast.autopsy.verdict import Run, Verdict, judge
+from holdfast.shared_deque import copy_of
 
 INTERVAL = 5.0  # seconds between two measurements
 _MINUTE = 12  # measurements that are kept
@@ -246,7 +247,7 @@ class Investigator:
         return replace(
             evidence,
             siblings=self._dead_siblings(),
-            memory=(*self._memory, self._measure()),
+            memory=(*copy_of(self._memory), self._measure()),
             shm=procfs.fill(self.roots.shm),
             descriptors=procfs.descriptors("self", self.roots),
             descriptor_limit=None if limits is None else limits.files[0],
@@ -300,7 +301,7 @@ class Investigator:
         base = self._base(now)
         groups = self._own_groups if groups is None else groups
         current = self._count(now, groups)
-        used = sum(1 for at in tuple(self._explained) if at >= base.at)
+        used = sum(1 for at in copy_of(self._explained) if at >= base.at)
         mine = [str(group.path) for group in groups]
         moved = {
             path: current.groups[path] - base.groups[path]
@@ -319,8 +320,7 @@ class Investigator:
 
     def _base(self, now: float) -> _Counters:
         """The newest counters that are certainly from before the death."""
-        # A copy, here and below: another thread may be appending.
-        settled = [one for one in tuple(self._counters) if now - one.at >= _SETTLED]
+        settled = [one for one in copy_of(self._counters) if now - one.at >= _SETTLED]
         return settled[-1] if settled else self._counters[0]
 
     def _dead_siblings(self) -> int:

@@ -163,6 +163,8 @@ class BackgroundThread:
         leaving.add(self)  # keeps it alive until its thread comes to it
         if self.stage is before:
             self.stage = after
+        if self._done.is_set:  # since we looked: it has removed itself before we added it
+            leaving.discard(self)
         self._wake()
 
     def do_slow_work_soon(self) -> None:

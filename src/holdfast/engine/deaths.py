@@ -38,6 +38,7 @@ from holdfast.introspection.attributes import weakly
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples.bad_sample import name_of
 from holdfast.samples.substitute import position_of
+from holdfast.shared_deque import copy_of
 
 log = logging.getLogger("holdfast")
 
@@ -168,13 +169,13 @@ class Deaths:
     def all(self) -> list[Incident]:
         """The last ones, oldest first."""
         self.examine_pending()
-        return [incident for _, incident in list(self._published)]  # which others append to
+        return [incident for _, incident in copy_of(self._published)]
 
     def incidents_of(self, deaths: Sequence[ev.Exit]) -> list[Incident]:
         """The incidents of these deaths, as far as they are kept."""
         self.examine_pending()
         wanted = {id(death) for death in deaths}
-        return [incident for death, incident in list(self._published) if id(death) in wanted]
+        return [incident for death, incident in copy_of(self._published) if id(death) in wanted]
 
     def submit(self, report: ev.Report, sample: Any) -> None:
         """File a death for examination. `sample` is what the sampler calls the one that was being

@@ -135,20 +135,17 @@ class Share:
         self.budget.leave(self)
 
 
-_for_all: Budget | None = None
+_for_all: dict[str, Budget] = {}  # at most one: to add it to a dict is one step
 
 
 def for_all() -> Budget:
     """The budget that all loaders of this process share unless they have one of their own."""
-    global _for_all
-    if _for_all is None:
-        _for_all = Budget(None, auto=True)
-    return _for_all
+    found = _for_all.get("all")
+    return _for_all.setdefault("all", Budget(None, auto=True)) if found is None else found
 
 
-def _in_child() -> None:
-    global _for_all
-    _for_all = None  # the parent's loaders have nothing in flight in this process
+def _in_child(budgets: dict[str, Budget] = _for_all) -> None:
+    budgets.clear()  # the parent's loaders have nothing in flight in this process
 
 
 at_fork.in_child(_in_child)
