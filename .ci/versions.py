@@ -77,7 +77,7 @@ class Result:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version: on the path, or one of pyenv's. Free-threaded, if it ends in "t"."""
+    """A Python of this version ("t": free-threaded): on the path, or one of pyenv's."""
     candidates = [shutil.which(f"python{version}"), shutil.which("python3"), sys.executable]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates += map(str, sorted(pyenv.glob(f"{version.removesuffix('t')}.*/bin/python")))

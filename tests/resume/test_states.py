@@ -54,6 +54,27 @@ def resumed(state: Any, make: Callable[[], Any] = numbers) -> Values:
 # -- when it can be taken -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["thread", "multiprocessing"])
+def test_a_batch_that_has_just_come_is_not_counted_before_the_consumer_has_it(method: str) -> None:
+    """A state that another thread asks for is taken when a batch arrives."""
+    loader = DataLoader(Lingering(12), num_workers=1, prefetch_factor=1, worker_method=method)
+    batches: Any = iter(loader)
+    asked = []
+    for _ in range(12):
+        asked.append(batches._pool.checkpointing.ask())
+        next(batches)
+    batches._pool.checkpoint()  # answers those that are left
+    taken = [one.result(60) for one in asked]
+    assert [one.workers[0].seat.answered for one in taken] == [one.done for one in taken]
+    loader.close()
+
+
+class Lingering(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.02)  # so that it is waited for
+        return super().__getitem__(index)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_can_be_taken_at_any_time_and_counts_what_was_had(workers: int) -> None:
     def make() -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +132,38 @@ def test_the_default_generators_and_those_without_a_state_are_left_alone() -> No
     assert state_of(torch.default_generator) is None
     assert state_of(random.SystemRandom()) is None
     assert state_of(object()) is None
+
+
+TWO_ASK = """
+import gc, threading, time
+from holdfast.worker.generator_states import global_states
+
+class Slow:
+    def __init__(self):
+        self.me = self  # only the garbage collector ends it
+
+    def __del__(self):
+        time.sleep(0.001)  # lets another thread run
+
+def ask():
+    for _ in range(200):
+        Slow()
+        torchs.read()
+
+torchs = global_states()[0]
+gc.set_threshold(1)
+threads = [threading.Thread(target=ask) for _ in range(2)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+print("both have asked")
+"""
+
+
+def test_two_threads_may_ask_one_torch_generator_whatever_the_garbage_collector_does() -> None:
+    """Before Python 3.12 it runs inside torch's getter, which has the generator's lock then."""
+    ended = subprocess.run(
+        [sys.executable, "-c", TWO_ASK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("both have asked\n", "")

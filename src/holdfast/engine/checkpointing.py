@@ -70,17 +70,17 @@ class Checkpointing:
         machine, epoch = self._supervisor.machine, self._supervisor.epoch
         if machine.in_order or epoch.draws is None:
             return epoch.done
-        missing = map(epoch.draws.ordinal, machine.missing(epoch.unfinished))
+        missing = map(epoch.draws.ordinal, machine.missing(epoch.not_had))
         return min(missing, default=epoch.draws.ordinal(machine.next_number))
 
     def _take(self) -> Checkpoint:
         machine, epoch = self._supervisor.machine, self._supervisor.epoch
-        unfinished, draws = epoch.unfinished, epoch.draws
-        seats = [machine.delivered_position(seat, unfinished) for seat in machine.seats]
+        not_had, draws = epoch.not_had, epoch.draws
+        seats = [machine.delivered_position(seat, not_had) for seat in machine.seats]
         first_missing, drawn = self.first_missing(), machine.next_number
         had_later: tuple[int, ...] = ()
         if draws is not None and not machine.in_order:
-            missing = {draws.ordinal(number) for number in machine.missing(unfinished)}
+            missing = {draws.ordinal(number) for number in machine.missing(not_had)}
             drawn = draws.ordinal(drawn)
             had_later = tuple(one for one in range(first_missing, drawn) if one not in missing)
         has_had = machine.in_order and draws is not None and epoch.last_index is not None

@@ -98,6 +98,15 @@ class Epoch:
     last_index: Any = None  # of that one
     draws: SamplerDraws | None = None  # what was drawn from the sampler
 
+    @property
+    def not_had(self) -> list[ev.Task]:
+        """What the machine has delivered, and the consumer has not had yet. Two of them if two
+        threads share an iterator: one makes its batch, and the other's next one has come."""
+        found = [] if self.unfinished is None else [self.unfinished]
+        if isinstance(self.delivered, ev.Delivery):
+            found.append(self.delivered.task)
+        return found
+
     def finish(self) -> None:
         """The consumer has had what was delivered last: a batch, an error, or nothing at all."""
         task = self.unfinished

@@ -160,16 +160,15 @@ class Flow(abc.ABC):
         """How many tasks of a worker were drawn and not delivered."""
         return self._load[worker]
 
-    def delivered_position(self, seat: Seat, unfinished: Task | None) -> tuple[SeatPosition, int]:
+    def delivered_position(self, seat: Seat, not_had: Sequence[Task]) -> tuple[SeatPosition, int]:
         """Where the worker of a seat was after its last batch that the consumer has had, and how
-        many answers ago that was. `unfinished` is delivered, and the consumer has not had it."""
+        many answers ago that was. `not_had` is delivered, and the consumer has not had it."""
         waiting = [
             task.answer
             for task in self._tasks.values()
             if task.state is _DONE and task.worker == seat.id and task.epoch == self.epoch
         ]
-        if unfinished is not None and unfinished.worker == seat.id:
-            waiting.append(unfinished.answer)
+        waiting += [task.answer for task in not_had if task.worker == seat.id]
         answered, batches, exhausted = seat.answered, seat.batches_done, seat.exhausted
         if waiting:  # the end of a replica comes after those batches
             answered = min(waiting) - 1
@@ -178,10 +177,9 @@ class Flow(abc.ABC):
         back = seat.answered - answered
         return SeatPosition(answered, seat.epochs_done, batches, exhausted), back
 
-    def missing(self, unfinished: Task | None) -> list[int]:
+    def missing(self, not_had: Sequence[Task]) -> list[int]:
         """The numbers of the tasks that were drawn and that the consumer has not had."""
-        numbers = sorted(self._tasks)
-        return numbers if unfinished is None else sorted([*numbers, unfinished.number])
+        return sorted([*self._tasks, *(task.number for task in not_had)])
 
     # -- epochs ---------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import io
 import pickle
 import random
 import struct
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.random
 import torch
 
+from holdfast import at_fork
 from holdfast.introspection.attributes import dict_of, is_a
 
 _TWISTER = 624 * 4 + 4
@@ -469,12 +471,29 @@ class _Torch(State):
         self._get: Callable[[], torch.Tensor] = partial(torch.Generator.get_state, generator)
 
     def read(self) -> bytes:
-        state = self._get()
+        with _asking_torch:
+            state = self._get()
         return _TorchState.from_address(state.data_ptr()).raw
 
     def write(self, raw: bytes) -> None:
         state = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        torch.Generator.set_state(self.subject, state)
+        with _asking_torch:
+            torch.Generator.set_state(self.subject, state)
+
+
+# torch's getter has the generator's lock while it makes a Python object, and before Python 3.12
+# that may collect garbage, which lets other threads run. One of them that asks too then waits for
+# the generator's lock, with Python's lock held, for ever. So ours ask one after the other. A signal
+# handler may ask in the middle of it.
+_asking_torch = threading.RLock()
+
+
+def _in_child(lock: Callable[[], Any] = threading.RLock) -> None:
+    global _asking_torch
+    _asking_torch = lock()  # another thread may have held it
+
+
+at_fork.in_child(_in_child)
 
 
 _TorchState = ctypes.c_char * len(torch.Generator().get_state())
