@@ -158,13 +158,12 @@ class BackgroundThread:
         """Have the pool closed, without waiting. Finalizers and signal handlers may call it."""
         if self.owner != getpid():
             return
-        if self._done.is_set:
-            return
         leaving.add(self)  # keeps it alive until its thread comes to it
+        if self._done.is_set:  # looked at last: see `close_now`
+            leaving.discard(self)
+            return
         if self.stage is before:
             self.stage = after
-        if self._done.is_set:  # since we looked: it has removed itself before we added it
-            leaving.discard(self)
         self._wake()
 
     def do_slow_work_soon(self) -> None:
@@ -224,8 +223,8 @@ class BackgroundThread:
                 pool.end_workers(deadline)
             self._do_slow_work(pool, deadline - time.monotonic())
         finally:
-            _leaving.discard(self)
             self._done.set()
+            _leaving.discard(self)  # after that: see `dismiss`
             self._pool = None
 
     def _do_slow_work(self, pool: Pool, patience: float) -> bool:
