@@ -202,6 +202,9 @@ def test_a_closed_loader_leaves_a_stuck_thread_and_says_where_it_is(
         time.sleep(0.01)
     with caplog.at_level(logging.WARNING, "holdfast"):
         loader.close()  # does not wait until the gate is opened
+        deadline = time.monotonic() + 20
+        while not caplog.text and time.monotonic() < deadline:  # said by the background thread
+            time.sleep(0.01)
     assert "still running, although the loader was closed" in caplog.text
     assert "in enter" in caplog.text
     with pytest.raises(LoaderClosed):

@@ -89,7 +89,7 @@ _PITFALLS = (
     ),
     _Pitfall(
         lambda here: here.free_threaded,
-        "this Python is free-threaded; neither torch's loader nor holdfast's is tested with that",
+        "this Python is free-threaded: only holdfast's worker threads were tested with that (3.13)",
         grave=True,
         command="PYTHON_GIL=1 python …",
     ),
