@@ -236,12 +236,18 @@ def skip_or_replace(bad: Any) -> str:
 @pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["skip", "replace", skip_or_replace])
-def test_bad_samples_are_counted_over_both_parts(policy: Any, workers: int, tmp_path: Any) -> None:
+@pytest.mark.parametrize("sampler", [None, Remembers], ids=["shuffle", "sampler with a state"])
+def test_bad_samples_are_counted_over_both_parts(
+    sampler: Any, policy: Any, workers: int, tmp_path: Any
+) -> None:
+    """Substitutes are chosen among the indices that the sampler has given, also before the break."""
+
     def make(name: str) -> Any:
         return DataLoader(
             Sometimes(40),
             batch_size=4,
-            shuffle=True,
+            shuffle=sampler is None,
+            sampler=sampler and sampler(40),
             num_workers=workers,
             on_bad_sample=policy,
             quarantine=tmp_path / name,
@@ -259,7 +265,7 @@ def test_bad_samples_are_counted_over_both_parts(policy: Any, workers: int, tmp_
     first, parts = make("two"), []
     for batch in first:
         parts.append((batch["index"].tolist(), batch["random"].tolist()))
-        if len(parts) == 5:
+        if len(parts) == (5 if sampler is None else 1):
             break
     state = json.loads(json.dumps(first.state_dict()))
     program = torch.get_rng_state()

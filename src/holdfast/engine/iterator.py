@@ -209,7 +209,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
     ) -> None:
         iterable = isinstance(self._dataset, IterableDataset)
         if resumed is not None and not iterable:
-            begin_sampler_again(loader, resumed)
+            begin_sampler_again(loader, resumed, self._options.policy)
         draws = None
         if not iterable:
             oldest = first_missing_of(weakref.ref(self._pool.checkpointing))

@@ -38,6 +38,7 @@ from torch.utils.data import (
 
 from holdfast.engine.checkpoint import Checkpoint
 from holdfast.samples.account import Account
+from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import has_state
@@ -207,8 +208,10 @@ class SamplerDraws:
         if resumed.shuffled is not None:
             self._shuffle_as(iterator, resumed.shuffled)
         # Before its first draw a sampler that is a generator has not begun: its state is that of
-        # the epoch before (`begin_sampler_again`).
-        if resumed.sampler_state is not None and self.stateful and resumed.first_missing:
+        # the epoch before (`begin_sampler_again`). And substitutes are chosen among the indices
+        # that were drawn, so with these all are drawn again.
+        knows_place = resumed.sampler_state is not None and self.stateful and resumed.first_missing
+        if knows_place and not (account is not None and account.replaces):
             self.states.clear()
             self.count = begin = resumed.first_missing
             load_sampler_state(iterator, resumed.sampler_state)
@@ -293,13 +296,14 @@ def first_missing_of(checkpointing: weakref.ref[Any]) -> Callable[[], int]:
     return oldest
 
 
-def begin_sampler_again(loader: Any, resumed: Checkpoint) -> None:
+def begin_sampler_again(loader: Any, resumed: Checkpoint, policy: Policy | None) -> None:
     """Before the sampler of a loader is started: bring it to where it was when another run started
-    it in the epoch that it was in."""
+    it in the epoch that it was in. `policy` for bad samples: see `SamplerDraws.go_to`."""
     begun = resumed.begun
     if begun is None or resumed.finished:
         return
-    begun.restore(loader, default=True, between_epochs=not resumed.first_missing)
+    redraws = not resumed.first_missing or (policy is not None and policy.replaces)
+    begun.restore(loader, default=True, between_epochs=redraws)
     told = epoch_of(loader)
     if told is not None and begun.epoch not in (None, told[1]):
         log.warning(

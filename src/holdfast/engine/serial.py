@@ -88,7 +88,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._seeds = None if seeds is None else SampleSeeds(*seeds)
         later = resumed is not None and continues and not iterable and not resumed.begun.before_seed
         if resumed is not None and not iterable and not later:
-            begin_sampler_again(loader, resumed)
+            begin_sampler_again(loader, resumed, options.policy)
         self._draws = None
         if not iterable:
             start = SamplerStart.of(loader, before_seed=True)
@@ -108,7 +108,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
                 apply_sharding(self._dataset, self._world_size, self._rank)
         if resumed is not None and later and self._draws is not None:
-            begin_sampler_again(loader, resumed)
+            begin_sampler_again(loader, resumed, options.policy)
             self._draws.start = SamplerStart.of(loader)
             self._sampler_iter = iter(self._index_sampler)
         self._stats = stats
