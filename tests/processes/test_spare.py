@@ -100,8 +100,8 @@ def test_the_first_worker_that_dies_is_replaced_by_the_spare(
 
 def test_a_pool_that_ends_soon_has_had_no_spare() -> None:
     loader = DataLoader(range(64), num_workers=2, persistent_workers=True)
-    iterator: Any = iter(loader)
     began = time.monotonic()
+    iterator: Any = iter(loader)
     next(iterator)
     seen = idle(iterator)
     took = time.monotonic() - began

@@ -129,14 +129,19 @@ def test_an_order_wakes_a_worker_that_sleeps() -> None:
 
 def test_an_order_wakes_no_worker_that_rests_and_it_looks_itself() -> None:
     inbox: Inbox[int] = Inbox()
-    thread, got = in_thread(lambda: inbox.get(lambda: 0.2))
+    thread, got = in_thread(lambda: inbox.get(lambda: 60.0))
     until(lambda: inbox.resting)
     inbox.put(1)
     assert inbox.full
     assert inbox.resting
     assert not got
-    thread.join(20)  # nothing else wakes it
+    inbox.wake()
+    thread.join(20)
     assert got == [1]
+    inbox.put(2)
+    thread, got = in_thread(lambda: inbox.get(lambda: 0.001))  # no thread wakes it
+    thread.join(20)
+    assert got == [2]
 
 
 def test_no_order_is_lost_between_two_threads() -> None:

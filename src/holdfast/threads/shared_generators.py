@@ -48,15 +48,23 @@ class SharedGenerators:
         before, named = self._before, self._named
         if before is None or named is None:
             return None
+        if not self._consumer_only_waited():
+            return None
         after = [state.read() for _, state in named]
-        if not self._bell.consumer_waits or self._bell.waits != self._waits:
-            return None  # it may have been the consumer
+        if not self._consumer_only_waited():
+            return None
         for (name, _), old, new in zip(named, before, after, strict=True):
             if old != new:
                 return f"shared-generator-{name}", _words(name)
         self._pause *= 2
         self._left_out = self._pause
         return None
+
+    def _consumer_only_waited(self) -> bool:
+        """Whether the consumer has done nothing else since `before_batch`. If it did, it may have
+        moved a generator, and it may be reading one just now. Before Python 3.12 two threads that
+        read torch's generator at the same time can wait for each other for ever."""
+        return self._bell.consumer_waits and self._bell.waits == self._waits
 
     def _find(self) -> list[tuple[str, State]]:
         found = list(zip(_GLOBAL, global_states(), strict=True))

@@ -30,6 +30,7 @@ from holdfast.engine.bells import Bell
 # Seconds in which a worker lets others run although it may have orders, and in which the consumer
 # waits for more than one batch: so many rounds of batches, within these limits.
 REST, SHORTEST_REST, LONGEST_REST = 3, 0.002, 0.03
+LONGEST_SLEEP = 1.0  # seconds after which a worker without orders looks for some itself
 ROUND = 32  # batches after which it is looked at how long they took
 QUICK = 0.0005  # seconds for a batch, above which it is not worth trying
 CLEARLY = 0.95  # part of the usual time, below which the other way is better,
@@ -126,11 +127,11 @@ class Inbox(Generic[Order]):
             self.resting = False
         while not orders:
             self._asleep = True
-            # Forget that it was woken before. To take the lock also keeps the processor from
-            # looking for orders before others can see that this thread is asleep.
-            call.acquire(blocking=False)
+            call.acquire(blocking=False)  # forget that it was woken before
             if not orders:
-                call.acquire()
+                # Without the interpreter's lock, a processor may look for orders before another one
+                # sees that this thread is asleep. Then the order is found at the next look.
+                call.acquire(timeout=LONGEST_SLEEP)
             self._asleep = False
         return orders.popleft()
 
@@ -148,7 +149,7 @@ class Turns:
         self._latest: float | None = None  # when it ends at once, if not enough have come by then
 
     def join(self, worker: int, inbox: Inbox[Any]) -> None:
-        self._inboxes = {**self._inboxes, worker: inbox}
+        self._inboxes = dict(sorted({**self._inboxes, worker: inbox}.items()))
 
     def clear(self) -> None:
         self._inboxes = {}
@@ -174,10 +175,11 @@ class Turns:
         return self._rest
 
     def _wake_next(self, worker: int) -> bool:
-        inboxes, count = self._inboxes, len(self._inboxes)
-        for step in range(1, count + 1):
-            inbox = inboxes.get((worker + step) % count)
-            if inbox is not None and inbox.resting and inbox.full:
+        inboxes = self._inboxes
+        after = [one for one in inboxes if one > worker]  # a worker that ended early has none
+        for one in (*after, *(one for one in inboxes if one <= worker)):
+            inbox = inboxes[one]
+            if inbox.resting and inbox.full:
                 inbox.wake()
                 return True
         return False

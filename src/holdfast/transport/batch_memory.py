@@ -16,7 +16,7 @@ last tensor, also after the pool has closed.
 Weak-reference callbacks run at any moment, in any thread, inside any statement that allocates. Here
 they do one thing, ``deque.append``, which is a single C call: no signal handler runs in it, and it
 takes no lock. The deque has a fixed length. So a user who drops a thousand batches at once leaves
-only the last few of them there.
+only the last few of them there. They are counted against the limit when the next batch is made.
 
 A block is private memory of the process. A forked child has its own copy of a page from the moment
 one of the two writes to it, so that blocks are used again here changes nothing there.
@@ -35,7 +35,7 @@ from holdfast.transport.placement import Bytes
 LARGE = 1 << 20
 """Bytes from which on memory is used again. Allocators keep smaller blocks."""
 ALIGNMENT = 64  # bytes, as in torch
-FEW = 4  # blocks that have come back and were not looked at yet
+FEW = 8  # blocks that have come back and were not looked at yet: those of one batch, or of a few
 
 
 # Classes of their own: NumPy puts in place of an array's base the base of that, and so on, as long

@@ -488,7 +488,11 @@ class _Torch(State):
 _asking_torch = threading.RLock()
 
 
-def _in_child(lock: Callable[[], Any] = threading.RLock) -> None:
+_Lock: Callable[[], Any] = type(_asking_torch)
+# `threading.RLock` is a function, and its module may be gone when a child is forked.
+
+
+def _in_child(lock: Callable[[], Any] = _Lock) -> None:
     global _asking_torch
     _asking_torch = lock()  # another thread may have held it
 
