@@ -203,6 +203,20 @@ def test_the_consumer_wakes_the_worker_it_awaits_and_the_last_worker_the_consume
         thread.join(20)
 
 
+def test_workers_that_have_ended_do_not_keep_others_from_being_woken() -> None:
+    together = Turns(Bell())
+    together.choice.turns = True
+    inbox: Inbox[int] = Inbox()
+    together.join(5, Inbox())
+    together.join(2, inbox)  # and none has the numbers 0, 1, 3 and 4
+    thread, got = in_thread(lambda: inbox.get(lambda: 60.0))
+    until(lambda: inbox.resting)
+    inbox.put(1)
+    together.end(5)
+    thread.join(20)
+    assert got == [1]
+
+
 # -- a loader whose threads always take turns ------------------------------------------------
 
 
