@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import operator
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from holdfast.engine.sampler_draws import (
 )
 from holdfast.errors import StateError
 from holdfast.plain_data import to_plain
-from holdfast.state_fit import START_ANEW, facts_of, fitted
+from holdfast.state_fit import START_ANEW, check_facts, facts_of, fitted
 from holdfast.told_changes import ToldChanges
 from holdfast.told_changes import check as check_change
 from holdfast.torchdata_states import from_torchdata, is_torchdatas
@@ -156,7 +155,7 @@ def load_state_dict(loader: Any, state: Mapping[str, Any], *, strict: bool = Tru
 
 def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
     version = state.get("version")
-    if type(version) is not int:
+    if type(version) is not int or version < 1:
         raise StateError(
             "this is no state of a loader: it has no version. What state_dict() of a "
             "holdfast.DataLoader returned, or of torchdata's StatefulDataLoader, is one"
@@ -172,14 +171,16 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
             f"({state['unknown']}), which does not tell where it is"
         )
     try:
-        theirs = state["loader"]
+        theirs = check_facts(state["loader"])
         finished = bool(state[state_format.FINISHED])
         now = state_format.read_start(state["sampler"], "now")
         checkpoint = state_format.read_checkpoint(state, finished, now)
         program = state["sampler"].get("program")
+        if program is not None:
+            program = [*map(state_format.natural, program)]
         told, names = _read_told(state.get("told"), checkpoint)
-        next_epoch = operator.index(state["next_epoch"])
-    except (KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+        next_epoch = state_format.natural(state["next_epoch"])
+    except Exception as error:  # plain data of any kind, or a pickle that cannot be read
         raise StateError(
             f"the state is damaged or incomplete ({type(error).__name__}: {error}); it was "
             "probably cut short when it was written"

@@ -107,6 +107,20 @@ def facts_of(loader: Any) -> dict[str, Any]:
     return facts
 
 
+def check_facts(facts: Any) -> Mapping[str, Any]:
+    """What `facts_of` gave, perhaps of another release; ValueError if it is damaged."""
+    if not isinstance(facts, Mapping):
+        raise ValueError(f"{facts!r:.60} where the facts of a loader were expected")
+    for name, kinds in _KINDS.items():
+        if name not in facts:
+            raise ValueError(f"the facts of the loader lack {name!r}")
+        if not isinstance(facts[name], kinds):
+            raise ValueError(f"{name!r} of the loader is {facts[name]!r:.60}")
+    if not all(isinstance(one, str) for one in facts["samplers"]):
+        raise ValueError(f"the samplers of the loader are {facts['samplers']!r:.60}")
+    return facts
+
+
 def _seeding(given: Any) -> str | list[Any]:
     return str(given) if isinstance(given, str) else ["sample", int(given[1])]
 
@@ -164,6 +178,23 @@ _CHECKS: Final = {
 }
 
 
+_KINDS: Final[dict[str, Any]] = {
+    "kind": str,
+    "length": int | None,
+    "num_workers": int,
+    "batch_size": int | None,
+    "drop_last": int,  # or bool, which is one
+    "persistent_workers": int,
+    "worker_method": str,
+    "start_method": str | None,
+    "seeding": str | list,
+    "generator": int | None,
+    "rank": int,
+    "samplers": list,
+    "settings": Mapping,
+}
+
+
 def _differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, str]:
     """What does not fit, in words, by name."""
     found = {}
@@ -204,7 +235,8 @@ def _nearest(
         done = samples // size
         if not iterable and type(loader._index_sampler) is BatchSampler:
             made = replace(made, samples=samples)
-        made = replace(made, done=done, first_missing=done, had_later=(), workers=())
+        had = min(made.yielded, done)
+        made = replace(made, yielded=had, done=done, first_missing=done, had_later=(), workers=())
     if {"num_workers", "worker_method", "kind"} & why.keys() or not made.workers:
         made = replace(made, workers=_anew(done, max(1, loader.num_workers), iterable))
         made = replace(made, turn=done % max(1, loader.num_workers))

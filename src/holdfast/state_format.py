@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Mapping
 from typing import Any, Final
@@ -153,7 +154,7 @@ def read_start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
     own = {
         path: (str(one["kind"]), from_text(one["state"])) for path, one in sampler[which].items()
     }
-    epoch, before = sampler["epoch"], from_plain(sampler.get("before_epoch"))
+    epoch, before = _number(sampler["epoch"]), from_plain(sampler.get("before_epoch"))
     if which == "now":
         return SamplerStart(own, epoch=epoch, state=before)
     default = (*map(_raw, sampler["default"]), None, None, None)[:3]
@@ -163,8 +164,10 @@ def read_start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
 def read_checkpoint(
     state: Mapping[str, Any], finished: bool, now: SamplerStart
 ) -> Checkpoint | None:
-    epoch = state["epoch"]
+    epoch, facts = state["epoch"], state["loader"]
     if epoch is None:
+        if natural(state["batches"]):
+            raise ValueError("batches of no epoch")
         return None
     sampler = state["sampler"]
     begun = now if finished else read_start(sampler, "begun") if "begun" in sampler else None
@@ -178,23 +181,27 @@ def read_checkpoint(
         workers = tuple(_read_worker(state) for _ in range("answered" in state))
         streams = any(one.stream is not None for one in workers)
         dataset = None if streams else from_plain(state.get("dataset_state"))
+    _check_number_of_workers(len(workers), facts, finished)
     account = state["bad_samples"]
     if account is not None and not {"epoch", "seen", "records"} <= account.keys():
         raise ValueError("the counts of bad samples are not complete")
+    batches, done, seed = natural(state["batches"]), natural(epoch["done"]), epoch["sample_seed"]
+    if batches > done:
+        raise ValueError(f"{batches} batches, of {done} that were made")
     return Checkpoint(
         finished=finished,
-        yielded=natural(state["batches"]),
-        done=natural(epoch["done"]),
+        yielded=batches,
+        done=done,
         turn=natural(epoch["turn"]),
-        base_seed=int(epoch["base_seed"]),
-        shared_seed=epoch["shared_seed"],
+        base_seed=natural(epoch["base_seed"]),
+        shared_seed=_number(epoch["shared_seed"]),
         epoch=natural(epoch["number"]),
-        sample_seed=None if epoch["sample_seed"] is None else tuple(epoch["sample_seed"]),
+        sample_seed=None if seed is None else _two_numbers(*seed),
         begun=begun,
         drawn=natural(epoch["drawn"]),
         first_missing=natural(epoch["first_missing"]),
         had_later=tuple(map(natural, epoch["had_later"])),
-        index=epoch["index"],
+        index=_number(epoch["index"]),
         sampler_state=None if finished else from_plain(sampler.get("state")),
         workers=workers,
         account=account,
@@ -204,10 +211,28 @@ def read_checkpoint(
     )
 
 
+def _check_number_of_workers(found: int, facts: Mapping[str, Any], finished: bool) -> None:
+    """Those that are not persistent are in no state of the end of an epoch."""
+    expected = max(1, natural(facts["num_workers"]))
+    none = finished and not facts["persistent_workers"] and facts["num_workers"]
+    if found != expected and not (none and not found):
+        raise ValueError(f"the positions of {found} workers, of {expected}")
+
+
 def natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} where a number of batches was expected")
+        raise ValueError(f"{value!r:.60} where a number of batches was expected")
     return value
+
+
+def _number(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise ValueError(f"{value!r:.60} where a number was expected")
+    return value
+
+
+def _two_numbers(one: Any, other: Any) -> tuple[int, int]:
+    return operator.index(one), operator.index(other)
 
 
 def _read_worker(one: Mapping[str, Any]) -> WorkerCheckpoint:
@@ -235,7 +260,9 @@ def _read_worker(one: Mapping[str, Any]) -> WorkerCheckpoint:
                 "made": fetcher["made"],
             }
         state = _closed(made)
-    point = StreamPoint(int(stream["last"]), stream["digest"], state, _closed(stream["before"]))
+    point = StreamPoint(
+        int(stream["last"]), _number(stream["digest"]), state, _closed(stream["before"])
+    )
     kept = StreamCheckpoint(
         point,
         natural(stream["delivered"]),

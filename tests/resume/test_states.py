@@ -539,6 +539,49 @@ def test_what_is_no_state_is_refused_and_changes_nothing() -> None:
     assert values(loader) == WHOLE
 
 
+DAMAGE: list[tuple[str, Any]] = [
+    ("loader", None),
+    ("loader", {}),
+    ("loader.settings", []),
+    ("loader.samplers", [1]),
+    ("loader.worker_method", ["thread"]),
+    ("loader.num_workers", None),
+    ("_snapshot", None),
+    ("_snapshot._worker_snapshots", {}),
+    ("_snapshot._worker_snapshots.worker_1", 5),
+    ("epoch", None),
+    ("epoch.base_seed", 3.7),
+    ("epoch.sample_seed", [1]),
+    ("epoch.index", "zz"),
+    ("next_epoch", -4),
+    ("batches", 10**6),
+    ("sampler.program", -3),
+    ("version", -3),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), DAMAGE, ids=[f"{a}={b}" for a, b in DAMAGE])
+def test_a_damaged_state_is_refused_and_changes_nothing(path: str, value: Any) -> None:
+    loader, state = numbers(num_workers=2), state_of(lambda: numbers(num_workers=2))
+    before, part = loader.state_dict(), state
+    *parents, last = path.split(".")
+    for name in parents:
+        part = part[name]
+    part[last] = value
+    for strict in (True, False):
+        with pytest.raises(StateError):
+            loader.load_state_dict(state, strict=strict)
+    assert loader.state_dict() == before
+    loader.close()
+
+
+def test_a_state_without_its_workers_is_refused() -> None:
+    state = state_of(lambda: numbers(num_workers=2))
+    del state["_snapshot"]
+    with pytest.raises(StateError, match="the positions of 0 workers, of 2"):
+        numbers(num_workers=2).load_state_dict(state)
+
+
 @pytest.mark.filterwarnings("ignore:holdfast. resumed, but not exactly")
 def test_without_strict_it_goes_on_as_near_as_possible() -> None:
     state = state_of(numbers)
@@ -550,7 +593,11 @@ def test_without_strict_it_goes_on_as_near_as_possible() -> None:
         loader = make()
         with pytest.warns(UserWarning, match="resumed, but not exactly"):
             loader.load_state_dict(state, strict=False)
-        assert values(loader) == expected
+        batches = iter(loader)
+        assert next(batches).tolist() == expected[0]
+        copied = make()
+        copied.load_state_dict(loader.state_dict())
+        assert values(batches) == values(copied) == expected[1:]
 
 
 def test_a_sampler_that_gives_other_indices_is_noticed() -> None:
