@@ -11,14 +11,17 @@ What a state of the loader can hold of it is in `told_changes`.
 
 from __future__ import annotations
 
+import logging
 import operator
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import runtime
-from holdfast.told_changes import AT_ONCE, SetAttributes, SetEpoch
+from holdfast.told_changes import AT_ONCE, SetAttributes, SetEpoch, is_new
 from holdfast.worker.pickling import find_unpicklable
+
+log = logging.getLogger("holdfast")
 
 Change = Mapping[str, Any] | Callable[[Any], object]
 """Values of attributes by name, or a function of the dataset."""
@@ -29,21 +32,36 @@ def broadcast(loader: Any, change: Change) -> None:
         'it takes the values of attributes by name, such as {"image_size": 224} or '
         '{"transform.strength": 0.5}, or a function of the dataset'
     )
+    new: list[str] = []
     if isinstance(change, Mapping):
         for name in change:
             if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
                 raise ValueError(f"broadcast(): {name!r} is not the name of an attribute; {right}")
         change = SetAttributes(dict(change))
+        new = [path for path in change.values if is_new(loader.dataset, path)]
     elif not callable(change):
         raise TypeError(f"broadcast({change!r}): {right}")
     _tell(loader, change, "broadcast()")
+    for path in new:
+        log.warning(
+            "broadcast(): the dataset (%s) had no attribute %r before; it has now. Is it misspelt? "
+            "If not, give it a value when the dataset is made",
+            type(loader.dataset).__qualname__,
+            path,
+        )
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
+    right = "it takes a whole number, 0 or more, such as 3"
+    if isinstance(epoch, bool):
+        raise TypeError(f"set_epoch({epoch!r}): {right}")
     try:
-        epoch = operator.index(epoch)
+        number = operator.index(epoch)
     except TypeError:
-        raise TypeError(f"set_epoch({epoch!r}): it takes a whole number, such as 3") from None
+        raise TypeError(f"set_epoch({epoch!r}): {right}") from None
+    if number < 0:
+        raise ValueError(f"set_epoch({epoch!r}): {right}")
+    epoch = number
     batch_sampler = getattr(loader, "batch_sampler", None)
     told: list[Any] = []
     part: Any

@@ -30,8 +30,14 @@ class SetAttributes:
 
     def __call__(self, dataset: Any) -> None:
         for path, value in self.values.items():
-            owner, name = _owner(dataset, path)
-            setattr(owner, name, value)
+            try:
+                owner, name = _owner(dataset, path)
+                setattr(owner, name, value)
+            except AttributeError as error:
+                raise AttributeError(
+                    f"broadcast() cannot set {path!r} of the dataset "
+                    f"({type(dataset).__qualname__}): {error}"
+                ) from error
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,15 @@ class SetEpoch:
 def _owner(dataset: Any, path: str) -> tuple[Any, str]:
     *owner, name = path.split(".")
     return functools.reduce(getattr, owner, dataset), name
+
+
+def is_new(dataset: Any, path: str) -> bool:
+    """Whether there is a place for this attribute, and nothing in it."""
+    try:
+        owner, name = _owner(dataset, path)
+        return not hasattr(owner, name)
+    except Exception:  # by a property or a __getattr__
+        return False
 
 
 def _change_of(name: str, plain: Any) -> SetAttributes | SetEpoch:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast import DataLoader
@@ -121,6 +122,23 @@ def test_what_cannot_be_told_is_an_error_that_says_what_can(change: Any) -> None
         loader_of(Told(2)).broadcast(change)
 
 
+@pytest.mark.parametrize("path", ["size.x", "missing.x"])
+def test_a_path_that_leads_nowhere_is_an_error_that_names_it(path: str) -> None:
+    with pytest.raises(AttributeError, match=rf"broadcast\(\) cannot set '{path}' .*\(Told\)"):
+        loader_of(Told(2)).broadcast({path: 1})
+
+
+def test_an_attribute_that_the_dataset_did_not_have_is_set_and_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = loader_of(Told(2))
+    for strength in (1, 2):
+        loader.broadcast({"part.strength": strength, "part.strenght": strength})
+    assert loader.dataset.part.strenght == 2  # type: ignore[attr-defined]
+    (record,) = caplog.records
+    assert "(Told) had no attribute 'part.strenght' before" in record.getMessage()
+
+
 # -- errors ---------------------------------------------------------------------------------
 
 
@@ -231,9 +249,21 @@ def test_set_epoch_numbers_the_epochs_of_sample_seeding() -> None:
     assert of(new(), 5, None, 0) == [*of(new(), 5), *of(new(), 6), *of(new(), None)]
 
 
-def test_set_epoch_takes_a_whole_number() -> None:
-    with pytest.raises(TypeError, match=r"set_epoch\(1.5\): it takes a whole number"):
-        loader_of(Told(2)).set_epoch(1.5)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("epoch", "error"), [(1.5, TypeError), (None, TypeError), (True, TypeError), (-1, ValueError)]
+)
+def test_set_epoch_takes_a_whole_number_from_0_on(epoch: Any, error: Any) -> None:
+    """A state with another one would be refused."""
+    loader = loader_of(Told(2), sampler=Sampler())
+    with pytest.raises(error, match=rf"set_epoch\({epoch}\): it takes a whole number, 0 or more"):
+        loader.set_epoch(epoch)
+    assert (loader.dataset.epoch, loader.sampler.epochs) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_set_epoch_takes_whole_numbers_of_other_types() -> None:
+    loader = loader_of(Told(2))
+    loader.set_epoch(np.int64(3))  # type: ignore[arg-type]
+    assert type(loader.dataset.epoch) is int  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
