@@ -251,6 +251,20 @@ def test_a_kill_that_nothing_explains_convicts_after_pauses_in_the_same_instant_
     assert min(pauses) >= r.PAUSE_FACTOR * 0.01
 
 
+@pytest.mark.parametrize(("longest", "found"), [(10.0, False), (60.0, True)])
+def test_kills_that_are_noticed_late_convict_if_the_pauses_may_be_long_enough(
+    longest: float, found: bool
+) -> None:
+    player = make(limits=ev.Limits(longest_test_pause=longest))
+    start(player)
+    die(player, (0, 3), unexplained=True)
+    die(player, (0, 3), unexplained=True)
+    actions: list[ev.Action] = []
+    for _ in range(4):  # the first of them shows how long the pauses have to be
+        actions = die(player, (0, 3), after=1.0, unexplained=True)
+    assert any(isinstance(one, ev.BanSample) for one in actions) is found
+
+
 @UNPROVEN
 def test_who_is_killed_while_it_waits_is_not_suspected_any_more(
     how: dict[str, bool],

@@ -17,7 +17,6 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 import psutil
 
 import holdfast
-from holdfast.engine import restarts
 from holdfast.engine.events import Limits
 from holdfast.ray import ray_driver, ray_method
 from holdfast.views.workers import WorkerMonitor
@@ -79,19 +78,19 @@ def test_a_sample_that_ends_its_actor_each_time_ends_the_run_with_its_batch_and_
     assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 20)
 
 
-@pytest.mark.timeout(300, method="thread")  # seven actors start, one after the other
+@pytest.mark.timeout(300, method="thread")  # seven actors start in a row, and pause
 def test_a_sample_that_ends_its_actor_each_time_is_left_out(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Any,
 ) -> None:
-    # On a busy machine it takes Ray long to say that an actor has died.
-    monkeypatch.setattr(restarts, "PAUSE_FACTOR", 1)
     deadly = Noisy(80, deadly={41: "die each time"})
     with on_ray(deadly, batch_size=4, max_restarts=None, on_bad_sample="skip") as loader:
         with pytest.warns(holdfast.BadSampleWarning, match="nothing says how"):
             indices = [int(one) for batch in loader for one in batch[:, 0]]
         assert indices == [number for number in range(80) if number != 41]
         assert [one.index for one in loader.bad_samples] == [41]
-        assert [one.sample for one in loader.incidents[1:]] == 5 * [41]
+        deaths = loader.incidents[1:]
+        assert len(deaths) >= 5  # and one more if Ray took long to notice the first one alone
+        assert {one.sample for one in deaths} == {41}
     assert "because it did so alone too" in loader.incidents[-1].report()
 
 

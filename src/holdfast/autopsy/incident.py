@@ -28,7 +28,8 @@ class Incident:
     kind: str
     """``killed``, ``crashed``, ``exited``, ``stalled``, ``unkillable``, ``start-failed``; or
     ``recycled`` (replaced for its size) or ``renewed`` (replaced with all others because of a lock
-    that was held at the fork), if its stream could then not be continued exactly."""
+    that was held at the fork, or moved to another node of a Ray cluster), if its stream could then
+    not be continued exactly."""
     worker_id: int
     pid: int | None
     signal: str | None

@@ -181,7 +181,8 @@ class Driver(Protocol):
         exits are told as `renewed`."""
 
     def release(self) -> None:
-        """Tell the workers at once which memory of batches the user has released."""
+        """The user has released memory of batches: let the workers use it at once. Processes are
+        told which it is. For threads a limit is set, which they share. Actors do not use it."""
 
     # -- waiting --------------------------------------------------------------------------
 

@@ -62,7 +62,6 @@ PROMPT_KILLS_NEEDED: Final = 3  # in a row, to blame the sample
 MAX_KILLS_PER_TEST: Final = 6  # without a result, before the test is dropped
 FIRST_PAUSE_SECONDS: Final = 1.5  # before an isolation test, if the sample may not be to blame
 NEXT_PAUSE_FACTOR: Final = 3 * PAUSE_FACTOR  # later pauses are this many times the time to the kill
-LONGEST_PAUSE_SECONDS: Final = 10.0
 KEPT_EXITS: Final = 100  # exits kept for the error message, if there is no limit of restarts
 KEPT_SUSPECT_EXITS: Final = 10  # exits in a row at one sample that are kept
 STALLS_BEFORE_RENEWAL: Final = 2  # on a lock that was held at the fork
@@ -235,7 +234,7 @@ class Restarts:
             return  # there is other evidence than a kill
         longest = max((one.seconds or 0.0 for one in test.alone), default=0.0)
         pause = max(FIRST_PAUSE_SECONDS, NEXT_PAUSE_FACTOR * longest)
-        test.base = min(LONGEST_PAUSE_SECONDS, pause)
+        test.base = min(self.limits.longest_test_pause, pause)
         test.pause = test.base * (1 + self._random.random())
 
     def survived(self, seat: Seat) -> None:

@@ -16,8 +16,9 @@ processes (`engine.restarts`).
 An actor that finds no room in the cluster waits there, without an error. If others have started by
 then, it is started with ``num_cpus=0``: all run, and some share a processor. Another actor goes on
 waiting for a processor in its stead (the *stand-by*), so that an autoscaler sees what is needed.
-When there is room for that one, the worker moves there. If none has started, the log says what is
-waited for, again and again.
+When there is room for that one, the worker moves there. If the stand-by fails, because its node is
+lost or its options cannot be met any more, another is made after a pause, a few times. If none has
+started, the log says what is waited for, again and again.
 
 If the head of the cluster does not answer, Ray itself ends the program, after a minute. So that is
 looked for (`cluster.HeadWatch`), and becomes an error that a program can catch and save a
@@ -45,6 +46,7 @@ from holdfast.autopsy.worker_status import StatusFile, WorkerStatus
 from holdfast.engine import events as ev
 from holdfast.engine.driver import DriverOptions, Handle, Progress
 from holdfast.engine.message_driver import MessageDriver, MessageRecord
+from holdfast.engine.seats import SeatState
 from holdfast.engine.worker_records import Order
 from holdfast.ray.actor import NOTES, STEPS, ActorWorker
 from holdfast.ray.calls import Announced, Call
@@ -57,6 +59,7 @@ log = logging.getLogger("holdfast")
 PATIENCE = 10.0  # seconds that an actor may wait for room in the cluster before that is said
 SLOW_START = 60.0  # the same, if it may have its processor and be slow to start
 SAY_AGAIN = 60.0  # seconds between two log lines about that
+STANDBY_TRIES = 6  # stand-by actors that fail in a row, before no more are made
 TOGETHER = 4 << 20  # bytes of batches that are made in one call, if one is not larger
 _NOT_STARTED = Note(None, None, "boot", 0.0)
 
@@ -86,6 +89,8 @@ class _Seat(MessageRecord):
     setup: Any = None
     standby: Any = None  # an actor that waits for a processor, while `worker` has none of its own
     standby_look: Call | None = None  # it is answered when that has started
+    standby_failures: int = 0  # in a row
+    standby_due: float | None = None  # monotonic, when the next is made after a failure
     announced: Announced | None = None  # what `worker` is about to do, while it is `careful`
     count: int = 0  # items answered in all
     actor_id: str = ""
@@ -149,9 +154,11 @@ class RayDriver(MessageDriver[_Seat]):
             seat.asked.clear()
             if _answered(seat.standby_look):
                 standby, seat.standby, seat.standby_look = seat.standby, None, None
+                seat.standby_failures = 0
                 self._start(seat, setup, standby)
             else:
-                self._start(seat, setup, squeezed=seat.standby is not None)
+                waits = seat.standby is not None or seat.standby_due is not None
+                self._start(seat, setup, squeezed=waits)
 
     def _new_actor(self, **chosen: Any) -> Any:
         options = {"num_cpus": 1, **self._ray_options, **chosen}
@@ -259,6 +266,8 @@ class RayDriver(MessageDriver[_Seat]):
             return
         for worker, seat in enumerate(self._seats):
             if seat.worker is None:
+                if self._supervisor.machine.seats[worker].state is SeatState.EMPTY:
+                    self._dismiss_standby(seat)  # no worker will take over its processor
                 continue
             if seat.look is not None and seat.look.done:
                 if seat.look.error is None:
@@ -272,6 +281,8 @@ class RayDriver(MessageDriver[_Seat]):
                 seat.look = Call(seat.worker.look.remote())
             if seat.standby_look is not None and seat.standby_look.done:
                 self._supervisor.after(partial(self._move, worker, seat.generation))
+            elif seat.standby_due is not None and now >= seat.standby_due:
+                self._stand_by(seat)
         self._wait_for_room(now)
         if self._status.due(now):
             self._status.write(
@@ -310,6 +321,7 @@ class RayDriver(MessageDriver[_Seat]):
             for _, seat in waiting:
                 ray.kill(seat.worker)
                 self._start(seat, seat.setup, squeezed=True)
+                seat.standby_failures = 0
                 self._stand_by(seat)
                 self._pass_on(seat, [order for _, order in seat.asked])
             return
@@ -328,13 +340,37 @@ class RayDriver(MessageDriver[_Seat]):
 
     def _stand_by(self, seat: _Seat) -> None:
         """Let another actor wait for a processor."""
+        seat.standby_due = None
         seat.standby = self._new_actor()
         seat.standby_look = Call(seat.standby.look.remote(), self.wake)
 
     def _dismiss_standby(self, seat: _Seat) -> None:
+        seat.standby_due = None
         if seat.standby is not None:
             ray.kill(seat.standby)
             seat.standby = seat.standby_look = None
+
+    def _standby_failed(self, worker: int, error: BaseException) -> None:
+        """Its node is lost, for example. If Ray refuses every one, it does so at once: without a
+        pause, actors would be made as fast as they fail."""
+        seat = self._seats[worker]
+        self._dismiss_standby(seat)
+        seat.standby_failures += 1
+        given_up = seat.standby_failures >= STANDBY_TRIES
+        if not given_up:
+            seat.standby_due = self.clock() + self.limits.pause(seat.standby_failures)
+        if given_up or seat.standby_failures == 1:
+            log.warning(
+                "%sthe actor that waited for a processor for worker %d has failed%s. %s. Ray "
+                "says: %s",
+                self._options.origin.prefix,
+                worker,
+                f", {STANDBY_TRIES} times in a row" if given_up else "",
+                "The worker goes on without one of its own, and no other actor waits for one"
+                if given_up
+                else "Another is started after a pause",
+                describe_death(error).reason,
+            )
 
     def _move(self, worker: int, generation: int) -> None:
         """There is a processor for a worker that had none: the actor that waited for it takes over,
@@ -343,8 +379,8 @@ class RayDriver(MessageDriver[_Seat]):
         look = seat.standby_look
         if look is None or seat.worker is None or seat.generation != generation:
             return
-        if look.error is not None:  # its node is lost, for example
-            self._stand_by(seat)
+        if look.error is not None:
+            self._standby_failed(worker, look.error)
             return
         while self.hear(worker):
             pass
@@ -355,10 +391,13 @@ class RayDriver(MessageDriver[_Seat]):
             # Its stream would have to be drawn again, from the start.
             self._dismiss_standby(seat)
             log.warning(
-                "%sthe Ray cluster has room for worker %d now. It stays where it is, because it is "
-                "in the middle of a stream; workers of later epochs will use that room",
+                "%sthe Ray cluster has room for worker %d now. It stays where it is, because it "
+                "has begun a stream; %s",
                 prefix,
                 worker,
+                "with persistent_workers=True it stays in later epochs too"
+                if self._options.persistent
+                else "workers of later epochs will use that room",
             )
             return
         log.warning("%sthe Ray cluster has room for worker %d now: it moves there", prefix, worker)

@@ -39,6 +39,7 @@ LIMITS = Limits(
     abandon_after=5.0,
     check_interval=2.0,
     first_pause=0.5,
+    longest_test_pause=60.0,  # Ray may take a second to say that an actor has died
     depth=256,  # a call takes milliseconds, and has to bring many small batches
     ahead_bytes=16 << 20,
 )

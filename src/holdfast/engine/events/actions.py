@@ -103,7 +103,7 @@ class Forget(Action):
 
     worker: int
     recycled: bool  # it exited because of its size
-    renewed: bool = False  # it was ended because its nursery was replaced
+    renewed: bool = False  # it was ended because its nursery was replaced, or because it moves
 
 
 # -- for the workers ----------------------------------------------------------------------

@@ -21,6 +21,9 @@ class Limits:
 
     A start that failed or was killed is repeated after a pause. The first pause is `first_pause`.
     Each later one is twice as long as the one before, up to `longest_pause`.
+
+    Before a sample is tested alone there may be a pause (`engine.restarts`). Its length is random,
+    and twice `longest_test_pause` at most.
     """
 
     kill_after: float = 0.5  # seconds a worker has to dump its stack, or to exit, before SIGKILL
@@ -29,6 +32,7 @@ class Limits:
     tries: int = 12  # the same for starts that fail for lack of a resource: 31 s in all
     first_pause: float = 0.1  # seconds
     longest_pause: float = 5.0
+    longest_test_pause: float = 10.0
     killable: bool = True  # False: a worker that does not exit by itself is abandoned at once
     stuck: int | None = None  # abandoned workers that still run, beyond which the run ends
     grace: float = 1.0  # seconds a worker has to finish its item when the pool closes

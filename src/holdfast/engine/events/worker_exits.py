@@ -28,7 +28,7 @@ class Exit:
     signal: str | None = None
     exitcode: int | None = None
     errno: int | None = None  # of a start that failed
-    renewed: bool = False  # it was alive until its nursery was replaced
+    renewed: bool = False  # it was alive, and was ended: its nursery was replaced, or it moves
     with_nursery: bool = False  # it died because its nursery died
     nursery_killed: bool = False  # that nursery was killed from outside
     nursery: tuple[str, str] = ("", "")  # how that nursery ended, and its traceback
