@@ -65,6 +65,9 @@ def iterate(loader: Any) -> BaseDataLoaderIter:
     if not (loader.persistent_workers and loader.num_workers > 0):
         return loader._get_iterator()  # type: ignore[no-any-return]
     iterator = loader._iterator
+    if isinstance(iterator, WorkerIterator) and runtime.of(loader).loaded is not None:
+        runtime.close(loader)  # new workers go on from the state; a loop could run until here
+        iterator = None
     if iterator is None or not _can_go_on(loader, iterator):
         iterator = loader._get_iterator()
         # Not by the loader's own: Fabric records all that is assigned, and does it again to

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 from holdfast import runtime, state_format
 from holdfast.engine.checkpoint import Bookmark, Checkpoint
+from holdfast.engine.iterator import WorkerIterator
 from holdfast.engine.sampler_draws import (
     SamplerDiffers,
     SamplerStart,
@@ -149,8 +150,8 @@ def load_state_dict(loader: Any, state: Mapping[str, Any], *, strict: bool = Tru
         there.epochs.sampler = known.epoch
         if told[1] == 0:  # it was told nothing else yet
             told[0].set_epoch(known.epoch)
-    if loader.persistent_workers and loader._iterator is not None:
-        runtime.close(loader)
+    if loader.persistent_workers and not isinstance(loader._iterator, WorkerIterator | None):
+        runtime.close(loader)  # torch's; ours are closed at the next iter()
 
 
 def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:

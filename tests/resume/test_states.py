@@ -101,6 +101,26 @@ def test_it_can_be_taken_at_any_time_and_counts_what_was_had(workers: int) -> No
     assert values(last) == WHOLE
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_goes_on_when_a_state_is_loaded_in_it(persistent: bool, epochs: int) -> None:
+    loader = numbers(num_workers=2, persistent_workers=persistent)
+    for _ in range(epochs):
+        assert values(loader) == WHOLE
+    had = []
+    for number, batch in enumerate(loader):
+        had.append(batch.tolist())
+        if number == 0:
+            state = loader.state_dict()
+        elif number == 2:
+            loader.load_state_dict(state)
+    assert had == WHOLE
+    assert loader.state_dict() == state
+    assert values(loader) == WHOLE[1:]
+    assert values(loader) == WHOLE
+    loader.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_can_be_taken_when_the_loop_has_been_left(workers: int) -> None:
     loader = numbers(num_workers=workers)
