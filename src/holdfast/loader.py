@@ -45,7 +45,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ``None`` for no limit. Beyond it ``next()`` raises an error that lists the deaths.
         stall_timeout: seconds without progress on one sample after which a worker is made to write
             its stack, killed and replaced; ``None`` for never. Seconds in which it got no processor
-            do not count, up to nine timeouts or two minutes. torch's own ``timeout`` keeps its meaning.
+            do not count, up to nine timeouts or two minutes. torch's own ``timeout`` keeps its
+            meaning.
         on_bad_sample: what becomes of a sample that raises, is None, does not fit its batch, or
             ends or stalls its worker: ``"raise"`` (as torch), ``"skip"`` (its batch is smaller),
             ``"replace"`` (by another good one, chosen by the seed), or a function that is given a
