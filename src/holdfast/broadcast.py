@@ -87,7 +87,7 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
             state.told = state.told.and_(change, state.epochs.next - 1, draw)
 
     if not pools:
-        with state.changing:  # a state that another thread takes has all of it or nothing
+        with state.changing():  # a state that another thread takes has all of it or nothing
             change(loader.dataset)
             noted(AT_ONCE)
         return

@@ -61,7 +61,9 @@ def state_dict(loader: Any) -> dict[str, Any]:
     """See `DataLoader.state_dict`."""
     there = runtime.of(loader)
     if loader.num_workers == 0:
-        with there.changing:
+        with there.changing() as settled:
+            if not settled:
+                _warn_of_a_change()
             return _state_now(loader, there)
     return _state_now(loader, there)
 
@@ -112,6 +114,15 @@ def _told(told: ToldChanges, checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 def _with_names(told: ToldChanges, not_held: Sequence[str]) -> ToldChanges:
     return replace(told, names=dict.fromkeys([*not_held, *told.names]))
+
+
+def _warn_of_a_change() -> None:
+    log.warning(
+        "a state was taken while another thread has been in loader.broadcast(), set_epoch() or "
+        "state_dict() of the same loader for %g seconds: a change that it is making may be in the "
+        "state in part or not at all. Take the state after it",
+        runtime.CHANGE_SECONDS,
+    )
 
 
 def _warn_of_torchs(why: str) -> None:

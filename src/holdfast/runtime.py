@@ -16,13 +16,14 @@ when the interpreter takes its modules apart.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast import at_fork
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast")
 
 REMEMBERED = 1000  # incidents
+CHANGE_SECONDS = 10.0  # for which a thread waits while another one changes the dataset
 
 
 class Totals:
@@ -101,7 +103,7 @@ class Runtime:
         self.telling = threading.RLock()
         # Held while the dataset is changed and no workers run. Not while they are told: a sampler
         # may tell them something in the middle of a `next()`, for which a state may have to wait.
-        self.changing = threading.RLock()
+        self._changing = threading.RLock()
         self.stats = Stats()
         self.epochs = EpochCounter()
         self.told = ToldChanges()
@@ -119,6 +121,18 @@ class Runtime:
         """In a process forked from the one that used this loader: start afresh."""
         if self.owner != os.getpid():
             self.__init__()  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[bool]:
+        """While the dataset is changed and no workers run, or its state is taken. Waits until no
+        other thread does so, but not for ever: code of the dataset's or of the user's runs in the
+        block, and may wait for this thread. Whether the others are done."""
+        alone = self._changing.acquire(timeout=CHANGE_SECONDS)
+        try:
+            yield alone
+        finally:
+            if alone:
+                self._changing.release()
 
     # -- what went wrong ------------------------------------------------------------------
 

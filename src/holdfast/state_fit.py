@@ -60,6 +60,12 @@ def fitted(
             turn = checkpoint.done % workers
             anew = _anew(checkpoint.done, workers, iterable=False)
             checkpoint = replace(checkpoint, workers=anew, turn=turn)
+    if checkpoint is not None and loader.num_workers == 0 and "num_workers" in differences:
+        # Random states of a worker have its whole process. Here they would be the dataset's only.
+        without = (
+            replace(one, random_state=None, random_before=None) for one in checkpoint.workers
+        )
+        checkpoint = replace(checkpoint, workers=tuple(without))
     if checkpoint is None or (checkpoint.finished and not loader.persistent_workers):
         # Nothing of the workers is continued: only who draws what in the next epochs matters.
         for name in _OF_WORKERS - {"persistent_workers"} | {"batch_size", "drop_last"}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import logging
 import multiprocessing
@@ -158,3 +159,15 @@ def test_a_latch_can_be_set_and_waited_for_wherever_a_handler_raised_in_its_wait
         if not was_struck:
             break
     assert step > 3
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_a_value_that_no_enumeration_has_is_not_taken_for_a_handlers_exception() -> None:
+    """The handler of most signals is a member of an enumeration of Python's, not a function."""
+    assert signal.SIG_DFL in map(signal.getsignal, signal.valid_signals())
+    with pytest.raises(ValueError, match="Colour") as raised:
+        Colour(2)
+    assert not signals.raised_by_handler(raised.value)

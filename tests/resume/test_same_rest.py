@@ -7,6 +7,9 @@ import json
 import logging
 import random
 import re
+import signal
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -185,6 +188,75 @@ def test_epochs_that_were_left_early_are_known_to_a_dataset_without_workers(
         put_back(program)
         rest = [] if json.loads(state)["_iterator_finished"] else had(iter(resumed))
         assert [first + rest, *(had(iter(resumed)) for _ in range(2))] == reference
+
+
+class Preempted(Exception):
+    pass
+
+
+def preempt(*_: Any) -> None:
+    raise Preempted
+
+
+class _Struck(KnowsItsEpoch):
+    """A signal arrives when this many elements more were asked for."""
+
+    until = -1
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            _Struck.until -= 1
+            if _Struck.until == 0:
+                signal.raise_signal(signal.SIGUSR1)
+            yield sample
+
+
+@pytest.mark.parametrize(
+    ("handler", "raised"),
+    [
+        (preempt, Preempted),
+        (lambda *_: sys.exit(3), SystemExit),
+        (signal.default_int_handler, KeyboardInterrupt),
+    ],
+)
+@pytest.mark.parametrize("recovery", ["auto", "replay"])
+@pytest.mark.parametrize("batches", [0, 1, 3])
+def test_what_a_signal_handler_raises_leaves_a_resumption_without_workers(
+    monkeypatch: pytest.MonkeyPatch, handler: Any, raised: Any, recovery: Any, batches: int
+) -> None:
+    """Whichever element of the dataset it waits for: a fingerprint of it would say nothing."""
+
+    def make() -> Any:
+        return DataLoader(_Struck(17), batch_size=2, iterable_recovery=recovery)
+
+    monkeypatch.setattr(_Struck, "until", -1)
+    loader = make()
+    if recovery == "auto":
+        had(iter(loader), 3)
+    iterator = iter(loader)
+    had(iterator, batches)
+    state, program = loader.state_dict(), generators()
+    rest = had(iterator)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for until in range(1, 100):
+            resumed = make()
+            resumed.load_state_dict(state)
+            put_back(program)
+            _Struck.until = until
+            try:
+                iterator = iter(resumed)
+            except raised:
+                assert _Struck.until == 0
+            else:
+                break
+            assert resumed.state_dict() == state
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert _Struck.until > 0
+    assert until > 1 or (recovery, batches) == ("replay", 0)  # nothing has to be drawn then
+    _Struck.until = -1
+    assert had(iterator) == rest
 
 
 def warnings_of_draws(

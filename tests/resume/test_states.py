@@ -134,12 +134,13 @@ def test_it_can_be_taken_when_the_loop_has_been_left(workers: int) -> None:
     assert loader.state_dict()["batches"] == 3
 
 
-def test_it_can_be_taken_by_another_thread_while_the_loop_waits() -> None:
-    class Slow(Numbers):
-        def __getitem__(self, index: int) -> int:
-            time.sleep(0.5 * (index == 4))
-            return index
+class Slow(Numbers):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.5 * (index == 4))
+        return index
 
+
+def test_it_can_be_taken_by_another_thread_while_the_loop_waits() -> None:
     loader: Any = DataLoader(Slow(12), batch_size=2, num_workers=1)
     iterator = iter(loader)
     next(iterator), next(iterator)
@@ -618,6 +619,20 @@ def test_without_strict_it_goes_on_as_near_as_possible() -> None:
         copied = make()
         copied.load_state_dict(loader.state_dict())
         assert values(batches) == values(copied) == expected[1:]
+
+
+@pytest.mark.parametrize("kind", [Revealing, Resumable])
+def test_without_strict_the_end_of_an_epoch_of_persistent_workers_can_be_gone_on_from_without_workers(
+    kind: Any,
+) -> None:
+    with DataLoader(kind(12), batch_size=2, num_workers=1, persistent_workers=True) as loader:
+        first = [batch["index"].tolist() for batch in loader]
+        state = loader.state_dict()
+    again: Any = DataLoader(kind(12), batch_size=2)
+    with pytest.warns(UserWarning, match="not exactly"):
+        again.load_state_dict(state, strict=False)
+    iter(again)
+    assert [batch["index"].tolist() for batch in again] == first
 
 
 def test_a_sampler_that_gives_other_indices_is_noticed() -> None:

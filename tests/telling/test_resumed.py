@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import DataLoader, StateError, told_changes
+from holdfast import DataLoader, StateError, runtime, told_changes
 from holdfast.engine.pool import Pool
 from tests.telling.datasets import Hear, Told, ToldStream, as_is
 
@@ -194,6 +194,28 @@ def test_a_state_that_another_thread_takes_has_a_change_with_its_effect(
     loader.broadcast({"heard": ["b"]})
     other.join(60)
     assert [told["held"] for told in states] == [{"part.strength": 1, "heard": ["b"]}]
+
+
+def test_a_function_that_waits_for_a_thread_that_takes_a_state_is_not_waited_for_in_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runtime, "CHANGE_SECONDS", 0.1)
+    loader = make()
+    loader.broadcast({"heard": ["a"]})
+    states: list[Any] = []
+    other = threading.Thread(target=lambda: states.append(loader.state_dict()["told"]))
+
+    def wait_for_it(dataset: Any) -> None:
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+
+    loader.broadcast(wait_for_it)
+    assert [told["held"] for told in states] == [{"heard": ["a"]}]
+    assert "while another thread" in caplog.text
+    caplog.clear()
+    assert len(loader.state_dict()["told"]["not_held"]) == 1
+    assert not caplog.text
 
 
 def test_a_state_has_what_workers_were_told_before_broadcast_returns(

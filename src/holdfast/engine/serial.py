@@ -49,7 +49,7 @@ from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
-from holdfast.worker.stream_resumption import at_the_end, end_epoch
+from holdfast.worker.stream_resumption import at_the_end, end_epoch, opened
 from holdfast.worker.tolerant import DROPPED
 from holdfast.worker.tolerant_iterable import TolerantIterableFetcher
 from holdfast.worker.tolerant_map import TolerantMapFetcher
@@ -443,13 +443,13 @@ def _state_where_left(left: Checkpoint, size: int) -> bytes | None:
     stream = left.workers[0].stream
     assert stream is not None
     if stream.point.state_before is not None:
-        known = pickle.loads(stream.point.state_before)
+        known = opened(stream.point.state_before)
         return pickle.dumps({**known, "ended": False, "drawn": size - len(known["ahead"])})
     if stream.delivered > 1:  # its state could not be had
         return None
     known = {"dataset": None, "iterator": None, "ended": False}
     if stream.state_between_epochs is not None:
-        known = pickle.loads(stream.state_between_epochs)
+        known = opened(stream.state_between_epochs)
     begun = [*known.get("begun", ()), size * stream.delivered]
     return pickle.dumps({**known, "begun": begun})
 

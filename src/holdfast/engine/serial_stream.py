@@ -7,16 +7,16 @@ back before that (`loaded_state`).
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
-import pickle
 import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
+from holdfast.autopsy.blackbox import NoRecorder
 from holdfast.engine.checkpoint import StreamCheckpoint, WorkerCheckpoint
 from holdfast.engine.continuation import (
     AGAIN,
@@ -40,9 +40,16 @@ from holdfast.worker.batch_fingerprint import (
 )
 from holdfast.worker.fetch import has_state
 from holdfast.worker.generator_states import global_states
+from holdfast.worker.interface import WorkerSetup
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import EpochSeeds, kept_states
-from holdfast.worker.stream_resumption import StreamResumption, begins_again_there, state_now
+from holdfast.worker.stream_resumption import (
+    StreamResumption,
+    begins_again_there,
+    begun_from,
+    opened,
+    state_now,
+)
 from holdfast.worker.tolerant import DROPPED
 
 log = logging.getLogger("holdfast")
@@ -184,8 +191,7 @@ class SerialStream:
         return found.in_words() if found.lost else None
 
     def _attempt(self, begun: WorkerCheckpoint, plan: ResumptionPlan) -> ResumptionResult:
-        replica: Any = _Replica(self, begun.seat, self.progress.epoch_state)
-        return StreamResumption(replica, plan)()
+        return StreamResumption(_Replica(self, begun.seat, self.progress.epoch_state), plan)()
 
     def _is_doubtful(self) -> bool:
         """Whether loading a state has assigned what cannot be taken back before the next epoch: it
@@ -196,17 +202,9 @@ class SerialStream:
         """Whether the dataset would begin later epochs from the state that was loaded."""
         dataset = self._iterator._dataset
         assert plan.state is not None
-        state = pickle.loads(plan.state)
-
-        def there() -> Any:
-            samples: Any = iter(dataset)
-            if state["iterator"] is not None:
-                samples.load_state_dict(pickle.loads(plan.state)["iterator"])  # type: ignore[arg-type]
-            return samples
-
         loaded_state.take_back(dataset, everything=True)
-        loaded_state.load(dataset, state["dataset"])
-        return begins_again_there(dataset, there)
+        loaded_state.load(dataset, opened(plan.state)["dataset"])
+        return begins_again_there(dataset, functools.partial(begun_from, dataset, plan.state))
 
     def make_fetcher(self, state: dict[str, Any] | None) -> None:
         """Begin the epoch, from a state if one is given."""
@@ -290,45 +288,51 @@ def _warn_of_shared_draws(origin: LoaderIdentity) -> None:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Host:
+    recorder: NoRecorder
+
+    def private(self) -> int:
+        return 0  # nothing is rehearsed here
+
+
+@dataclass(frozen=True)
+class _Blueprint:
+    batch_index: list[None] | None
+
+
 class _Replica:
-    """What `StreamResumption` needs of a worker's replica."""
+    """In place of a worker's replica."""
 
-    stream: SerialStream
-    seat: SeatPosition
-    epoch_state: bytes | None
-    told_error: BaseException | None = None
-
-    def __post_init__(self) -> None:
-        iterator, seat = self.stream._iterator, self.seat
+    def __init__(self, stream: SerialStream, seat: SeatPosition, epoch_state: bytes | None) -> None:
+        iterator = stream._iterator
+        self._stream = stream
+        self.told_error: BaseException | None = None
         self.dataset = iterator._dataset
-        self.randomness = self.stream.randomness
-        self.setup = SimpleNamespace(
-            epoch_state=self.epoch_state,
-            rehearsal=None,
-            epochs_done=0,
+        self.randomness = stream.randomness
+        self.setup = WorkerSetup(
+            worker=0,
+            generation=0,
+            seeds=EpochSeeds(iterator._shared_seed, iterator._sample_seed),
             batches_done=seat.batches_done,
             exhausted=seat.exhausted,
-            seeds=EpochSeeds(iterator._shared_seed, iterator._sample_seed),
-            settled=0,
-            settled_earlier=0,
+            epoch_state=epoch_state,
         )
-        self.host = SimpleNamespace(recorder=iterator._recorder)
-        size = iterator._batch_size
+        self.host = _Host(iterator._recorder)
         batched = iterator._auto_collation
-        self.blueprint = SimpleNamespace(batch_index=[None] * size if batched else None)
+        self.blueprint = _Blueprint([None] * iterator._batch_size if batched else None)
 
     @property
     def fetcher(self) -> Any:
-        return self.stream._fetcher()
+        return self._stream._fetcher()
 
     def make_fetcher(self, state: dict[str, Any] | None = None) -> None:
-        self.stream.make_fetcher(state)
+        self._stream.make_fetcher(state)
 
     def seed_datapipe(self, seed: int | None) -> None:
         pass  # torch's iterator has done that
 
-    def hear_past(self, *until: Any) -> None:
+    def hear_past(self, before: tuple[int, int] | None, settled: int) -> None:
         pass  # the trainer's dataset was told everything
 
     def fail(self, error: BaseException) -> None:

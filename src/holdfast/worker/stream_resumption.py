@@ -1,16 +1,23 @@
 """Takes up the stream of a worker that is gone, and finds out whether it is continued exactly.
 
-`continuation` says why, and what that shows. This runs in the worker, before its first task.
+`continuation` says why, and what that shows. This runs in the worker, before its first task; or,
+without workers, in the trainer (`serial_stream`). In a worker every exception is the dataset's. In
+the trainer's main thread a signal handler may have raised it, for example that of Ctrl-C: then it
+is raised again.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+from torch.utils.data import get_worker_info
 
 from holdfast.autopsy.blackbox import REPLAY as REPLAYING
+from holdfast.engine import signals
 from holdfast.engine.continuation import (
     AGAIN,
     PROBE,
@@ -31,7 +38,8 @@ from holdfast.worker.batch_fingerprint import (
 )
 from holdfast.worker.fetch import IterableFetcher, state_of
 from holdfast.worker.generator_states import global_states
-from holdfast.worker.replica import Replica
+from holdfast.worker.interface import WorkerSetup
+from holdfast.worker.randomness import Randomness
 from holdfast.worker.tolerant import DROPPED
 
 STATE_FAILED: Final = "stream-state-failed"
@@ -90,39 +98,58 @@ def draw_and_drop(samples: Callable[[], Iterator[Any]]) -> bool:
         next(samples())
     except StopIteration:
         return False
-    except BaseException:  # it was delivered in its turn
+    except BaseException as error:  # it was delivered in its turn
+        _raise_what_a_handler_raised(error)
         return True
     return True
 
 
+def _raise_what_a_handler_raised(error: BaseException) -> None:
+    """Without workers: raise this again if it is a signal handler's. It says nothing of the
+    stream, and the program waits for it."""
+    if (
+        signals.handlers_run_here()
+        and get_worker_info() is None
+        and signals.raised_by_handler(error)
+    ):
+        raise error
+
+
+def opened(state: bytes) -> dict[str, Any]:
+    """What `state_now` or `state_between_epochs` has pickled: a new one for each use, because a
+    dataset may change what it is given."""
+    known: dict[str, Any] = pickle.loads(state)
+    return known
+
+
 def at_the_end(state: bytes) -> bytes:
     """The same state, of a stream that has ended."""
-    return pickle.dumps({**pickle.loads(state), "ended": True})
+    return pickle.dumps({**opened(state), "ended": True})
+
+
+def begun_from(dataset: Any, state: bytes) -> Iterator[Any]:
+    """Begin to iterate over a dataset that has loaded its part of a state, and go to where its
+    iterator was."""
+    samples: Any = iter(dataset)
+    iterator = opened(state).get("iterator")
+    if iterator is not None:
+        samples.load_state_dict(iterator)
+    return samples  # type: ignore[no-any-return]
 
 
 def end_epoch(dataset: Any, state: bytes) -> None:
     """Bring a dataset to the end of an epoch, given its state there: when it is begun again, it
     begins the next one."""
-
-    def known(of: str = "dataset") -> Any:
-        return pickle.loads(state).get(of)  # a new one for each use: it may be changed
-
-    if known() is None:
+    if opened(state)["dataset"] is None:
         return
-
-    def there() -> Any:
-        samples: Any = iter(dataset)
-        if known("iterator") is not None:
-            samples.load_state_dict(known("iterator"))
-        return samples
-
-    loaded_state.load(dataset, known())
+    there = functools.partial(begun_from, dataset, state)
+    loaded_state.load(dataset, opened(state)["dataset"])
     if draw_and_drop(there):  # the state at an end is that of the next beginning
         loaded_state.keep(dataset)
-        dataset.load_state_dict(known())
+        dataset.load_state_dict(opened(state)["dataset"])
     elif draw_and_drop(lambda: iter(dataset)):  # it goes on from a state once
         loaded_state.keep(dataset)
-        dataset.load_state_dict(known())
+        dataset.load_state_dict(opened(state)["dataset"])
         draw_and_drop(there)
     else:  # it would go on from the state in all epochs
         loaded_state.take_back(dataset, everything=True)
@@ -130,23 +157,14 @@ def end_epoch(dataset: Any, state: bytes) -> None:
 
 def leave_epoch(dataset: Any, state: bytes) -> None:
     """Bring a dataset to where an epoch was left early, given its state before the last batch."""
-
-    def known(of: str = "dataset") -> Any:
-        return pickle.loads(state)[of]
-
-    def there() -> Any:
-        samples: Any = iter(dataset)
-        if known("iterator") is not None:
-            samples.load_state_dict(known("iterator"))
-        return samples
-
-    loaded_state.load(dataset, known())
+    there = functools.partial(begun_from, dataset, state)
+    loaded_state.load(dataset, opened(state)["dataset"])
     if begins_again_there(dataset, there):  # it would go on from the state in all epochs
         loaded_state.take_back(dataset, everything=True)
         return
     loaded_state.keep(dataset)
-    dataset.load_state_dict(known())
-    _draw_some(there(), known("drawn"))
+    dataset.load_state_dict(opened(state)["dataset"])
+    _draw_some(there(), opened(state)["drawn"])
 
 
 def begins_again_there(dataset: Any, there: Callable[[], Iterator[Any]]) -> bool:
@@ -162,6 +180,7 @@ def begins_again_there(dataset: Any, there: Callable[[], Iterator[Any]]) -> bool
         except StopIteration:
             return NO_BATCH
         except BaseException as error:
+            _raise_what_a_handler_raised(error)
             return fingerprint_of_error(error)
 
     one = first(there)
@@ -183,10 +202,49 @@ def _in_words(error: BaseException) -> str:
 # -- taking up ------------------------------------------------------------------------------
 
 
+class _Recorder(Protocol):
+    def note(self, task: int, position: int, step: int) -> None: ...
+
+
+class _Host(Protocol):
+    @property
+    def recorder(self) -> _Recorder: ...
+    def private(self) -> int: ...
+
+
+class _Blueprint(Protocol):
+    @property
+    def batch_index(self) -> Any: ...
+
+
+class StreamReplica(Protocol):
+    """What takes up a stream: a worker's `Replica`, or without workers what `serial_stream` has in
+    place of it. The members are explained there and in `interface`."""
+
+    told_error: BaseException | None
+
+    @property
+    def dataset(self) -> Any: ...
+    @property
+    def setup(self) -> WorkerSetup: ...
+    @property
+    def host(self) -> _Host: ...
+    @property
+    def blueprint(self) -> _Blueprint: ...
+    @property
+    def randomness(self) -> Randomness: ...
+    @property
+    def fetcher(self) -> Any: ...
+    def make_fetcher(self, state: dict[str, Any] | None = None) -> None: ...
+    def seed_datapipe(self, seed: int | None) -> None: ...
+    def hear_past(self, before: tuple[int, int] | None, settled: int) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+
+
 class StreamResumption:
     """One attempt."""
 
-    def __init__(self, replica: Replica, plan: ResumptionPlan) -> None:
+    def __init__(self, replica: StreamReplica, plan: ResumptionPlan) -> None:
         self._replica = replica
         self._plan = plan
         self._setup = replica.setup
@@ -204,6 +262,7 @@ class StreamResumption:
                 return self._from_the_start()
             return self._from_state()
         except BaseException as error:
+            _raise_what_a_handler_raised(error)
             if plan.last and plan.way != TRUST:
                 raise
             return self._found(exact=False, error=_in_words(error), leaves=not plan.last)
@@ -216,7 +275,7 @@ class StreamResumption:
     def _from_state(self) -> ResumptionResult:
         plan = self._plan
         assert plan.state is not None
-        state = pickle.loads(plan.state)
+        state = opened(plan.state)
         if state["dataset"] is None:
             self._pass_epochs(None)
         # Those that came after the last batch are heard after it.
@@ -240,6 +299,7 @@ class StreamResumption:
         try:
             self._replica.make_fetcher()
         except BaseException as error:
+            _raise_what_a_handler_raised(error)
             exact = set(self._marks) == {fingerprint_of_error(error)} if self._marks else None
             if exact is False and plan.attempts > 1:
                 return self._to_be_tried_again(error)
@@ -261,7 +321,7 @@ class StreamResumption:
         epochs = setup.epochs_done + (setup.exhausted and setup.batches_done > 0)
         known: dict[str, Any] = {"dataset": None}
         if resting is not None:
-            known = pickle.loads(resting)
+            known = opened(resting)
         if resting is not None and known["dataset"] is not None:
             epochs = 1
             replica.host.recorder.note(-1, -1, REPLAYING)
@@ -347,6 +407,7 @@ class StreamResumption:
         except StopIteration:
             return NO_BATCH, None
         except BaseException as error:
+            _raise_what_a_handler_raised(error)
             return fingerprint_of_error(error), error
         return (DROPPED_BATCH if batch is DROPPED else fingerprint(batch)), None
 
@@ -357,7 +418,7 @@ class StreamResumption:
         plan, setup = self._plan, self._setup
         assert plan.state is not None
         self._replica.hear_past(None, setup.settled)
-        state = pickle.loads(plan.state)
+        state = opened(plan.state)
         unfit, raised = {PROBE}, None
         if state["dataset"] is not None:
             random_state = setup.random_state or self._replica.randomness.saved()
@@ -367,6 +428,7 @@ class StreamResumption:
                 first = self._first(random_state)
                 kept = first == self._first(random_state)
             except BaseException as error:  # it cannot even be loaded
+                _raise_what_a_handler_raised(error)
                 kept, raised = True, _in_words(error)
             if kept:
                 unfit |= {STATE, REST}
@@ -385,4 +447,5 @@ class StreamResumption:
         except StopIteration:
             return NO_BATCH
         except BaseException as error:
+            _raise_what_a_handler_raised(error)
             return fingerprint_of_error(error)
