@@ -805,6 +805,52 @@ class _FailingMap(Counting):
         raise ValueError("not this one")
 
 
+class Overrunning(IterableDataset[int]):
+    """Goes on from a loaded state in every epoch, and cannot from the one at its end."""
+
+    start = place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["place"]
+
+    def __iter__(self) -> Any:
+        parts, begin = share(12), self.start
+        if begin:
+            parts[begin]  # an IndexError
+        for place in range(begin, len(parts)):
+            self.place = place + 1
+            yield parts[place]
+
+
+@pytest.mark.parametrize("batches", [None, 1, 3])
+def test_a_stream_that_raises_from_its_state_between_epochs_is_begun_without_it(
+    batches: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`batches` of the second epoch; None: the state is taken before it."""
+
+    def make() -> Any:
+        return DataLoader(Overrunning(), batch_size=2, num_workers=2, persistent_workers=True)
+
+    with make() as loader:
+        whole = values(loader)
+        assert values(loader) == whole
+    with make() as loader:
+        assert values(loader) == whole
+        if batches is not None:
+            iterator = iter(loader)
+            assert [next(iterator).tolist() for _ in range(batches)] == whole[:batches]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert values(loader) == whole[batches or 0 :]
+        assert values(loader) == whole
+    if batches != 3:  # a worker has only that state
+        assert "raised IndexError" in caplog.text
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_map_style_dataset_that_cannot_load_its_state_is_an_error(workers: int) -> None:
     def make() -> Any:

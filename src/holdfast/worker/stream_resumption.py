@@ -425,27 +425,29 @@ class StreamResumption:
             first = NO_BATCH
             try:
                 self._replica.dataset.load_state_dict(state["dataset"])
-                first = self._first(random_state)
-                kept = first == self._first(random_state)
+                first, error = self._first(random_state)
+                kept = first == self._first(random_state)[0]
+                raised = None if error is None else _in_words(error)
             except BaseException as error:  # it cannot even be loaded
                 _raise_what_a_handler_raised(error)
                 kept, raised = True, _in_words(error)
             if kept:
                 unfit |= {STATE, REST}
-            if plan.rests and first != NO_BATCH and (setup.exhausted or state["ended"]):
+            begins = first != NO_BATCH and raised is None
+            if plan.rests and begins and (setup.exhausted or state["ended"]):
                 unfit -= {REST}  # for its own next beginning, where this state is
         return self._found(leaves=True, unfit=frozenset(unfit), error=raised)
 
-    def _first(self, random_state: bytes) -> int:
-        """The fingerprint of the first sample of another epoch."""
+    def _first(self, random_state: bytes) -> tuple[int, BaseException | None]:
+        """The fingerprint of the first sample of another epoch, or of an exception, and that."""
         self._replica.host.recorder.note(-1, -1, REPLAYING)
         self._replica.seed_datapipe(self._setup.seeds.shared)
         self._replica.randomness.restore(random_state)
         samples = iter(self._replica.dataset)
         try:
-            return fingerprint(next(samples))
+            return fingerprint(next(samples)), None
         except StopIteration:
-            return NO_BATCH
+            return NO_BATCH, None
         except BaseException as error:
             _raise_what_a_handler_raised(error)
-            return fingerprint_of_error(error)
+            return fingerprint_of_error(error), error
