@@ -11,15 +11,22 @@ What a state of the loader can hold of it is in `told_changes`.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import operator
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import runtime
 from holdfast.told_changes import AT_ONCE, SetAttributes, SetEpoch, is_new
+from holdfast.worker import loaded_state
+from holdfast.worker.fetch import has_state
 from holdfast.worker.pickling import find_unpicklable
+
+if TYPE_CHECKING:
+    from holdfast.resumption import Loaded
 
 log = logging.getLogger("holdfast")
 
@@ -83,18 +90,39 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
     pickled = _pickled(change, what) if pools else b""
 
     def noted(draw: int) -> None:
+        epoch, loaded = state.epochs.next - 1, state.loaded
+        if loaded is not None:  # the draws of an old iterator are not those of the next one
+            draw, after = AT_ONCE, loaded.checkpoint
+            if after is not None and after.finished:
+                epoch, draw = after.epoch, after.first_missing
         with state.telling:
-            state.told = state.told.and_(change, state.epochs.next - 1, draw)
+            state.told = state.told.and_(change, epoch, draw)
 
     if not pools:
         with state.changing():  # a state that another thread takes has all of it or nothing
-            change(loader.dataset)
-            noted(AT_ONCE)
+            _make(change, loader.dataset, state.loaded)
+            noted(AT_ONCE if state.bookmark is None else state.bookmark.next_draw(AT_ONCE))
         return
-    change(loader.dataset)
+    _make(change, loader.dataset, state.loaded)
     state.epochs.told_midway = True
     for pool in pools:  # what a state says is of the last one
         pool.announce(pickled, noted if pool is pools[-1] else None)
+
+
+def _make(change: Callable[[Any], object], dataset: Any, loaded: Loaded | None) -> None:
+    """Make a change in the trainer. The dataset's own state, which may wait to be loaded, must not
+    undo it: then it is made again after that. Of a function only if it changes that state, because
+    it may not be made twice otherwise."""
+    if loaded is None or not has_state(dataset):
+        change(dataset)
+        return
+    before, again = loaded_state.present_state(dataset), change
+    with contextlib.suppress(Exception):  # the dataset may change a value that it was given
+        again = copy.deepcopy(change)
+    change(dataset)
+    told = isinstance(change, (SetAttributes, SetEpoch))
+    if told or loaded_state.present_state(dataset) != before:
+        loaded.told_later.append(again)
 
 
 def _pickled(change: Callable[[Any], object], what: str) -> bytes:

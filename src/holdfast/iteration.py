@@ -74,6 +74,7 @@ def iterate(loader: Any) -> BaseDataLoaderIter:
         # another loader.
         object.__setattr__(loader, "_iterator", iterator)
     else:
+        runtime.of(loader).begin_epoch()
         iterator._reset(loader)
     return iterator  # type: ignore[no-any-return]
 

@@ -52,6 +52,9 @@ class Loaded:
     next_epoch: int  # the number of the one after it
     told: ToldChanges = field(default_factory=ToldChanges)  # in the run of the state
     not_held: Sequence[str] = ()  # what was told too
+    told_later: list[Callable[[Any], object]] = field(default_factory=list)
+    """What was told after the end of the state's epoch, or after it was loaded: a state of the
+    dataset, which is loaded when an epoch begins, must not undo it."""
 
 
 # -- the state now --------------------------------------------------------------------------
@@ -105,10 +108,10 @@ def _state_now(loader: Any, there: runtime.Runtime) -> dict[str, Any]:
 
 
 def _told(told: ToldChanges, checkpoint: Checkpoint | None) -> dict[str, Any]:
-    if checkpoint is None or checkpoint.finished:
+    if checkpoint is None:
         told = told.at(None, 0)
-    else:
-        told = told.at(checkpoint.epoch, checkpoint.first_missing)
+    else:  # before the next draw: what was told after the last batch is due
+        told = told.at(checkpoint.epoch, checkpoint.first_missing - 1)
     return {"told": told.to_state()} if told else {}
 
 
@@ -152,6 +155,11 @@ def load_state_dict(loader: Any, state: Mapping[str, Any], *, strict: bool = Tru
     else:
         loaded = _read(loader, state, strict)
     loaded.told.make(loader.dataset)
+    if loaded.told_later:
+        for _, change in loaded.told.due_changes():  # with values of its own
+            change(loader.dataset)
+    if not has_state(loader.dataset):  # nothing will undo them
+        loaded.told_later.clear()
     there.loaded, there.told = loaded, loaded.told
     there.epochs.told_midway |= bool(loaded.told)
     there.epochs.next = loaded.next_epoch
@@ -206,9 +214,10 @@ def _read(loader: Any, state: Mapping[str, Any], strict: bool) -> Loaded:
                 f"in the run of this state loader.broadcast() has set {name!r} of the dataset, and "
                 f"this dataset ({type(loader.dataset).__qualname__}) does not have it: {error}"
             ) from error
-    if checkpoint is not None:
-        checkpoint = replace(checkpoint, due=told.due_changes())
-    return Loaded(copy.deepcopy(dict(state)), checkpoint, now, program, next_epoch, told, names)
+    loaded = Loaded(copy.deepcopy(dict(state)), checkpoint, now, program, next_epoch, told, names)
+    if checkpoint is not None and checkpoint.finished:
+        loaded.told_later += [change for _, change in told.due_changes()]
+    return loaded
 
 
 def _read_told(told: Any, checkpoint: Checkpoint | None) -> tuple[ToldChanges, list[str]]:
@@ -216,7 +225,7 @@ def _read_told(told: Any, checkpoint: Checkpoint | None) -> tuple[ToldChanges, l
     hold of it."""
     if told is None:
         return ToldChanges(), []
-    epoch = None if checkpoint is None or checkpoint.finished else checkpoint.epoch
+    epoch = None if checkpoint is None else checkpoint.epoch
     due = [(state_format.natural(draw), str(name), plain) for draw, name, plain in told["due"]]
     return ToldChanges.from_state(told["held"], due, epoch), [*map(str, told["not_held"])]
 
@@ -230,6 +239,8 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     loaded state stays."""
     there = runtime.of(loader)
     loaded, bookmark = there.loaded, Bookmark()
+    if loaded is None or loaded.checkpoint is None or loaded.checkpoint.finished:
+        there.begin_epoch()
     if loaded is None:
         if there.bookmark is not None:
             last, bookmark.waiting = there.bookmark.last, there.bookmark.waiting
@@ -240,9 +251,13 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
         there.bookmark = bookmark
         return
     _tell_what_is_missing(there.told, loaded.not_held)
+    checkpoint = loaded.checkpoint
     with there.telling:
         there.told = _with_names(there.told, loaded.not_held)
-    checkpoint = loaded.checkpoint
+    if checkpoint is not None:
+        checkpoint = replace(
+            checkpoint, due=there.told.due_changes(), told_later=tuple(loaded.told_later)
+        )
     keeps: Callable[[], Any] = contextlib.nullcontext
     if checkpoint is not None and not checkpoint.finished:
         keeps = default_generators_kept

@@ -117,6 +117,12 @@ class Runtime:
         self.loaded: Loaded | None = None  # a state that the next iterator begins with
         self.texts: dict[str, tuple[bytes, str]] = {}  # random states as they were told last
 
+    def begin_epoch(self) -> None:
+        """Another epoch begins: all that was told before holds in it. It may have the number of
+        one before it."""
+        with self.telling:
+            self.told = self.told.at(None, 0)
+
     def settle(self) -> None:
         """In a process forked from the one that used this loader: start afresh."""
         if self.owner != os.getpid():

@@ -113,6 +113,10 @@ class ToldChanges:
                     due = [one for one in due if one.name != name]
         else:
             names[_name_of(change)] = None
+        if draw == AT_ONCE:  # also before what is due later, which it replaces
+            made = {one.name: one.plain for one in due if one.draw == AT_ONCE}
+            due = [one for one in due if one.name not in made]
+            held = {name: held[name] for name in held if name not in made} | made
         return ToldChanges(held, names, tuple(due)).at(epoch, AT_ONCE)
 
     def at(self, epoch: int | None, draw: int) -> ToldChanges:

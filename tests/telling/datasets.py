@@ -40,6 +40,39 @@ class ToldStream(Told, IterableDataset[Any]):
             yield self[key]
 
 
+class ToldWithState(Told):
+    """What it was told is part of its own state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"heard": [*self.heard], "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.heard, self.epoch = [*state["heard"]], state["epoch"]
+
+
+class ToldStreamWithState(ToldWithState, IterableDataset[Any]):
+    """The strength is no part of its state."""
+
+    position = start = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.start = state["position"]
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch  # when it is begun
+        start, self.start = self.start, 0
+        return self._samples(epoch, start)
+
+    def _samples(self, epoch: int, start: int) -> Iterator[Any]:
+        for key in range(start, self.size):
+            self.position = key + 1
+            yield key, [*self.heard, epoch, self.part.strength]
+
+
 class Hear:
     """Adds a word to what the dataset has heard."""
 

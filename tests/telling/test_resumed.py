@@ -13,7 +13,14 @@ import pytest
 
 from holdfast import DataLoader, StateError, runtime, told_changes
 from holdfast.engine.pool import Pool
-from tests.telling.datasets import Hear, Told, ToldStream, as_is
+from tests.telling.datasets import (
+    Hear,
+    Told,
+    ToldStream,
+    ToldStreamWithState,
+    ToldWithState,
+    as_is,
+)
 
 
 def make(dataset: Any = Told, size: int = 20, **options: Any) -> Any:
@@ -266,3 +273,128 @@ def test_the_draw_that_a_state_names_is_the_one_before_which_workers_were_told()
     with make(num_workers=1) as again:
         again.load_state_dict(state)
         assert found[:4] + list(again) == found
+
+
+# -- datasets whose own state has what they were told ---------------------------------------
+
+
+WORKERS = [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
+
+
+def tell_at_once(loader: Any) -> None:
+    loader.set_epoch(2)
+    loader.broadcast({"heard": ["new"], "part.strength": 7})
+
+
+def tell_function(loader: Any) -> None:
+    loader.broadcast({"part.strength": 7})
+    loader.broadcast(Hear("once"))
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("dataset", [ToldWithState, ToldStreamWithState])
+@pytest.mark.parametrize("tell", [tell_at_once, tell_function])
+@pytest.mark.parametrize("before_state", [False, True])
+def test_what_is_told_after_an_epoch_is_not_undone_by_the_state_of_the_dataset(
+    dataset: Any, options: dict[str, Any], tell: Any, before_state: bool
+) -> None:
+    """Told before the state is taken, or after it was loaded."""
+    with make(dataset, size=6, **options) as loader:
+        loader.set_epoch(1)
+        loader.broadcast({"heard": ["old"]})
+        list(loader)
+        state = json.dumps(loader.state_dict())
+        tell(loader)
+        if before_state:
+            state = json.dumps(loader.state_dict())
+        whole = list(loader)
+        later = list(loader)
+    with make(dataset, size=6, **options) as again:
+        again.load_state_dict(json.loads(state))
+        if not before_state:
+            tell(again)
+        elif tell is tell_function:  # no state holds it
+            again.broadcast(Hear("once"))
+        assert list(again) == whole
+        assert list(again) == later
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("dataset", [ToldWithState, ToldStreamWithState])
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_what_is_told_in_the_middle_holds_from_the_same_batch_on_whatever_the_state_has(
+    dataset: Any, options: dict[str, Any], count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last batch is made again as it was, with what the dataset had been told before it. Without
+    workers nothing is drawn again for it."""
+
+    with make(dataset, size=10, **options) as loader:
+        list(loader)
+        loader.set_epoch(1)
+        found = []
+        for number, batch in enumerate(loader, 1):
+            found.append(batch)
+            if number == 2:
+                loader.broadcast({"heard": ["new"], "part.strength": 7})
+            if number == count:
+                state = json.dumps(loader.state_dict())
+    with make(dataset, size=10, **options) as again:
+        again.load_state_dict(json.loads(state))
+        assert list(again) == found[count:]
+    if not options:
+        assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_a_state_that_is_taken_before_a_loaded_one_was_used_has_what_was_told(
+    options: dict[str, Any],
+) -> None:
+    with make(ToldWithState, size=6, **options) as loader:
+        loader.broadcast({"heard": ["old"]})
+        list(loader)
+        loader.broadcast({"heard": ["new"]})
+        state = loader.state_dict()
+    with make(ToldWithState, size=6, **options) as loader:
+        loader.load_state_dict(state)
+        assert loader.dataset.heard == ["new"]
+        loader.set_epoch(5)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(ToldWithState, size=6, **options) as loader:
+        loader.load_state_dict(state)
+        assert [heard for batch in loader for _, heard in batch] == [["new", 5, 0]] * 6
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("dataset", [Told, ToldWithState])
+def test_what_is_told_last_holds(dataset: Any, options: dict[str, Any]) -> None:
+    """Also a function that no state has, after values of the same attribute that the state has."""
+    with make(dataset, size=6, **options) as loader:
+        list(loader)
+        loader.broadcast({"heard": ["new"]})
+        state = loader.state_dict()
+    with make(dataset, size=6, **options) as loader:
+        loader.load_state_dict(state)
+        loader.broadcast(Hear("newer"))
+        assert [heard[:-2] for batch in loader for _, heard in batch] == [["new", "newer"]] * 6
+    with make(dataset, size=6, **options) as loader:
+        loader.load_state_dict(state)
+        loader.broadcast({"heard": ["newest"]})
+        loader.broadcast(Hear("newer"))
+        assert [heard[:-2] for batch in loader for _, heard in batch] == [["newest", "newer"]] * 6
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_what_was_told_before_holds_in_an_epoch_that_has_the_same_number(
+    options: dict[str, Any],
+) -> None:
+    with make(size=6, **options) as loader:
+        for word in ("a", "b"):
+            loader.broadcast({"heard": [word]})
+            loader.set_epoch(0)
+            for number, _ in enumerate(loader, 1):
+                if number == 2:
+                    state = loader.state_dict()
+    assert state["told"]["due"] == []
+    with make(size=6, **options) as loader:
+        loader.load_state_dict(state)
+        assert [heard for batch in loader for _, heard in batch] == [["b", 0, 0]] * 4

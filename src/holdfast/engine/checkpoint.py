@@ -152,6 +152,9 @@ class Checkpoint:
     shuffled: bytes | None = None  # the state of a generator that gives this epoch's order
     due: tuple[tuple[int, Callable[[Any], object]], ...] = ()
     """Changes of the dataset that were told and are not made yet, by the draw they precede."""
+    told_later: tuple[Callable[[Any], object], ...] = ()
+    """Changes that were told after this was taken, and are made already: again after states of the
+    dataset are loaded, which would undo them."""
     samples: int | None = None  # to leave out, where batches have another size now
 
     def position(self) -> Position:
@@ -171,6 +174,16 @@ class Bookmark:
         self.before: Checkpoint | None = None  # where the loader's last epoch has come to its end
         self.left: Checkpoint | None = None
         """Without workers: where an iterable dataset's last epoch was left early."""
+        self.draw: weakref.WeakMethod[Callable[[], int]] | None = None
+        """Without workers: the draw before which a change holds that is told now."""
+
+    def next_draw(self, otherwise: int) -> int:
+        """The draw before which a change holds that is told now, if the iterator knows."""
+        ask = None if self.draw is None else self.draw()
+        if ask is not None:
+            return ask()
+        last = self.last
+        return last.first_missing if last is not None and self.draw is not None else otherwise
 
     def checkpoint(self) -> Checkpoint | None:
         """Where the iterator is, or was; None if it never began."""

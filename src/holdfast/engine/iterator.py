@@ -57,6 +57,7 @@ from holdfast.private_names import (
 from holdfast.samples.account import Account
 from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.substitute import copy_index, keys_of
+from holdfast.told_changes import SetAttributes
 from holdfast.worker.exceptions import rebuild
 from holdfast.worker.interface import Blueprint
 from holdfast.worker.sample_seeding import EpochSeeds
@@ -238,6 +239,8 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                 draws.go_to(self, resumed, account, self._look_ahead)
         elif account is not None:
             self._look_ahead(account)
+        if resumed is not None and (continues or self._persistent_workers):
+            self._tell_again(resumed)
         plain = account is None and not self._ahead and not self._due
         draw = self._next_index if plain else self._draw
         later = resumed is not None and resumed.finished and self._persistent_workers and iterable
@@ -268,6 +271,23 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             except StopIteration:
                 break
         account.look_ahead(keys_of(index, self._auto_collation) for index in self._ahead)
+
+    def _tell_again(self, resumed: Checkpoint) -> None:
+        """Workers load states of the dataset: tell them what was told since these were taken."""
+        for change in resumed.told_later:
+            try:
+                pickled = pickle.dumps(change, 5)
+            except Exception as error:  # a state of the dataset has no such value
+                if not isinstance(change, SetAttributes):
+                    log.warning(
+                        "%sresumed: what was told after load_state_dict() cannot be sent to "
+                        "workers (%s), and the state of the dataset that they load may undo it. "
+                        "Give loader.broadcast() a function of a module, or values of attributes",
+                        self._records.origin.prefix,
+                        error,
+                    )
+            else:
+                self._pool.announce(pickled)
 
     def _draw(self) -> Any:
         while self._due and self._due[0][0] <= self._pool.drawing.next_draw():

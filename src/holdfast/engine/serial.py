@@ -44,6 +44,7 @@ from holdfast.samples.account import Account
 from holdfast.samples.ledger import Ledger
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
+from holdfast.told_changes import AT_ONCE
 from holdfast.worker import loaded_state
 from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
@@ -97,6 +98,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if resumed is not None and resumed.finished and iterable:
             before = resumed
             _leave_as_before(loader, resumed)
+            _tell_again(loader.dataset, resumed)
         # Whether the fetcher is torch's. One that continues an epoch can be given a state.
         torchs = new_stream_fetcher is not None and not continues if iterable else True
         self._of_torch = torchs and self._seeds is None
@@ -141,6 +143,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._randomness = Randomness(roots)  # of a map-style dataset
         if resumed is not None and not iterable:
             self._restore_dataset(resumed)
+        if resumed is not None and not (iterable and resumed.finished):
+            _tell_again(self._dataset, resumed)
         self._progress = None if logbook is None else SerialProgressLog(logbook, iterable)
         if self._progress is not None:
             weakref.finalize(self, self._progress.end)  # also at the exit of the program
@@ -150,6 +154,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
                 self._randomness.own.restore(bookmark.waiting)
             bookmark.waiting = None
             bookmark.now = weakref.WeakMethod(self.checkpoint)
+            bookmark.draw = weakref.WeakMethod(self._next_draw)
         stats.epochs += 1
 
     def _begin_fetcher(self) -> None:
@@ -192,6 +197,11 @@ class SerialIterator(SingleProcessDataLoaderIter):
             account=None if self._account is None else self._account.to_json(),
             dataset=None if self._stream is not None else state_of(self._dataset),
         )
+
+    def _next_draw(self) -> int:
+        """The draw before which a change holds that is told now. The state of a map-style dataset
+        is taken with the loader's, and has it, until the epoch is over."""
+        return self._number if self._stream is not None or self._ended else AT_ONCE
 
     def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
         """A loop that is left early drops its iterator; the loader may be asked where it was."""
@@ -466,6 +476,12 @@ def _leave_as_before(loader: Any, resumed: Checkpoint) -> None:
     if before.random_state is not None:
         own = Randomness(functools.partial(_roots_of, dataset, loader.collate_fn)).own
         own.restore(before.random_state)
+
+
+def _tell_again(dataset: Any, resumed: Checkpoint) -> None:
+    """After states of the dataset were loaded: what was told since they were taken."""
+    for change in resumed.told_later:
+        change(dataset)
 
 
 def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:

@@ -48,9 +48,9 @@ def doubtful(dataset: Any) -> list[str]:
     for name, (old, new) in changes.items():
         if old is _MISSING or attributes.get(name, _MISSING) is not new:
             continue
-        present = _present(dataset)
+        present = present_state(dataset)
         attributes[name] = old
-        if _present(dataset) != present:
+        if present_state(dataset) != present:
             names.append(name)
         attributes[name] = new
     return names
@@ -66,16 +66,17 @@ def take_back(dataset: Any, *, everything: bool = False) -> None:
     for name, (old, new) in changes.items():
         if attributes.get(name, _MISSING) is not new:
             continue  # the dataset has gone on from it
-        present = None if everything else _present(dataset)
+        present = None if everything else present_state(dataset)
         if old is _MISSING:
             attributes.pop(name, None)
         else:
             attributes[name] = old
-        if not everything and _present(dataset) != present:
+        if not everything and present_state(dataset) != present:
             attributes[name] = new
 
 
-def _present(dataset: Any) -> bytes:
+def present_state(dataset: Any) -> bytes:
+    """The dataset's present state, to be compared with another one; empty if it cannot be had."""
     try:
         return pickle.dumps(dataset.state_dict())
     except Exception:  # it does not pickle, or cannot be told between epochs
