@@ -26,6 +26,7 @@ from holdfast.engine.sampler_draws import (
     SamplerStart,
     default_generators_kept,
     epoch_of,
+    samplers_of,
 )
 from holdfast.errors import StateError
 from holdfast.plain_data import to_plain
@@ -275,11 +276,22 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
             f"taken: started from the same random generators, draw {differs.draw} of {differs.of} "
             "was another or was missing. The data or the sampler has changed, or the sampler "
             "depends on more than its generators and its epoch; give it state_dict() and "
-            f"load_state_dict(), which are used then. Or: {START_ANEW}"
+            f"load_state_dict(), which are used then. {_of_set_epoch(loader)}Or: {START_ANEW}"
         ) from None
     if checkpoint is not None and not checkpoint.finished:
         there.epochs.go_on(loader, loaded.next_epoch)
     there.bookmark, there.loaded = bookmark, None
+
+
+def _of_set_epoch(loader: Any) -> str:
+    """What to do about a sampler that was told its epoch, which could not be seen."""
+    parts = samplers_of(loader).values()
+    if epoch_of(loader) is not None or not any(hasattr(part, "set_epoch") for part in parts):
+        return ""
+    return (
+        "It has set_epoch(), and no attribute `epoch` that says what was set: if you have called "
+        "it, or loader.set_epoch(), call it again with the same number before you iterate. "
+    )
 
 
 def _left_early(loader: Any, bookmark: Bookmark) -> Checkpoint | None:

@@ -398,3 +398,32 @@ def test_what_was_told_before_holds_in_an_epoch_that_has_the_same_number(
     with make(size=6, **options) as loader:
         loader.load_state_dict(state)
         assert [heard for batch in loader for _, heard in batch] == [["b", 0, 0]] * 4
+
+
+class Hidden:
+    """A sampler that does not show which epoch it was told."""
+
+    _told = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._told = epoch
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        return iter([(key + self._told) % 6 for key in range(6)])
+
+
+def test_a_sampler_that_hides_its_epoch_has_to_be_told_again_and_the_error_says_so() -> None:
+    loader = make(size=6, sampler=Hidden())
+    loader.set_epoch(2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    again = make(size=6, sampler=Hidden())
+    again.load_state_dict(state)
+    with pytest.raises(StateError, match=r"or loader.set_epoch\(\), call it again with the same"):
+        iter(again)
+    again.set_epoch(2)
+    assert list(again) == list(iterator)
