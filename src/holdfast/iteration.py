@@ -62,6 +62,19 @@ def is_ours(iterator: Any) -> bool:
 def iterate(loader: Any) -> BaseDataLoaderIter:
     """``iter(loader)``, as torch's: persistent workers keep their iterator, until they cannot be
     used any more."""
+    there = runtime.of(loader)
+    there.settle()
+    if there.stage[0] is not None:  # it is in the middle of another, which has noted what was
+        return _iterate(loader)
+    with contextlib.suppress(Exception):  # a state of the sampler's that cannot be had
+        there.stage = [resumption.BeforeIter.of(loader)]
+    try:
+        return _iterate(loader)
+    finally:
+        there.stage = [None]
+
+
+def _iterate(loader: Any) -> BaseDataLoaderIter:
     if not (loader.persistent_workers and loader.num_workers > 0):
         return loader._get_iterator()  # type: ignore[no-any-return]
     iterator = loader._iterator

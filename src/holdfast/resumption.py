@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import threading
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from holdfast.engine.sampler_draws import (
     SamplerStart,
     default_generators_kept,
     epoch_of,
+    own_states,
     samplers_of,
 )
 from holdfast.errors import StateError
@@ -40,6 +43,8 @@ from holdfast.worker.generator_states import global_states
 log = logging.getLogger("holdfast")
 
 VERSION: Final = 1
+ITER_SECONDS: Final = 10.0  # for which a state waits for an ``iter()`` in another thread
+TRIES: Final = 100  # to take a state while other threads go on
 
 
 @dataclass
@@ -61,6 +66,36 @@ class Loaded:
 # -- the state now --------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class BeforeIter:
+    """What ``iter()`` changes, as it was before: a state that is taken meanwhile is of then."""
+
+    loaded: Loaded | None
+    bookmark: Bookmark | None
+    checkpoint: Checkpoint | None  # of persistent workers, which keep their bookmark
+    next_epoch: int
+    now: SamplerStart
+    unknown: bool  # persistent workers are in an epoch before the one that was left early
+    thread: int
+
+    @classmethod
+    def of(cls, loader: Any) -> BeforeIter:
+        there, iterator, unknown = runtime.of(loader), loader._iterator, False
+        checkpoint = None
+        if isinstance(iterator, WorkerIterator) and there.bookmark is not None:
+            unknown = iterator._pool.checkpointing.is_unsettled()
+            checkpoint = None if unknown else there.bookmark.checkpoint()
+        return cls(
+            there.loaded,
+            there.bookmark,
+            checkpoint,
+            there.epochs.next,
+            SamplerStart.of(loader),
+            unknown,
+            threading.get_ident(),
+        )
+
+
 def state_dict(loader: Any) -> dict[str, Any]:
     """See `DataLoader.state_dict`."""
     there = runtime.of(loader)
@@ -68,12 +103,40 @@ def state_dict(loader: Any) -> dict[str, Any]:
         with there.changing() as settled:
             if not settled:
                 _warn_of_a_change()
-            return _state_now(loader, there)
-    return _state_now(loader, there)
+            return _settled_state(loader, there)
+    return _settled_state(loader, there)
 
 
-def _state_now(loader: Any, there: runtime.Runtime) -> dict[str, Any]:
-    loaded, checkpoint = there.loaded, None
+def _settled_state(loader: Any, there: runtime.Runtime) -> dict[str, Any]:
+    """A state during which no ``iter()`` of another thread has begun or ended, and its sampler has
+    drawn from no generator."""
+    wait_until = time.monotonic() + ITER_SECONDS
+    tries = 0
+    while True:
+        tries += 1
+        stage = there.stage
+        before = stage[0]
+        if before is not None and before.unknown:
+            mine = before.thread == threading.get_ident()
+            while not mine and there.stage is stage and time.monotonic() < wait_until:
+                time.sleep(0.001)  # iter() may run code that waits for this thread
+            if there.stage is not stage:
+                continue
+            _warn_of_iter()
+            before = None
+        start = SamplerStart.of(loader) if before is None else before.now
+        state = _state_now(loader, there, before, start)
+        unmoved = before is not None or own_states(loader) == start.own
+        if (there.stage is stage and unmoved) or tries >= TRIES:
+            return state
+
+
+def _state_now(
+    loader: Any, there: runtime.Runtime, before: BeforeIter | None, now: SamplerStart
+) -> dict[str, Any]:
+    loaded, bookmark, checkpoint = there.loaded, there.bookmark, None
+    if before is not None:
+        loaded, bookmark, checkpoint = before.loaded, before.bookmark, before.checkpoint
     if loaded is not None:
         state = copy.deepcopy(loaded.state)
         if not is_torchdatas(state):
@@ -81,17 +144,16 @@ def _state_now(loader: Any, there: runtime.Runtime) -> dict[str, Any]:
         return state
     if there.engine == "torch":
         _warn_of_torchs(there.why_torchs)
-    elif there.bookmark is not None:
-        checkpoint = there.bookmark.checkpoint()
+    elif bookmark is not None and checkpoint is None:
+        checkpoint = bookmark.checkpoint()
     text = state_format.Texts(there.texts)
-    now = SamplerStart.of(loader)
     state = {
         "version": VERSION,
         state_format.FINISHED: checkpoint is None or checkpoint.finished,
         "batches": 0 if checkpoint is None else checkpoint.yielded,
         "loader": facts_of(loader),
         "epoch": None,
-        "next_epoch": there.epochs.next,
+        "next_epoch": there.epochs.next if before is None else before.next_epoch,
         "sampler": {
             "now": state_format.generators(now, text, "now"),
             "epoch": now.epoch,
@@ -120,6 +182,13 @@ def _with_names(told: ToldChanges, not_held: Sequence[str]) -> ToldChanges:
     return replace(told, names=dict.fromkeys([*not_held, *told.names]))
 
 
+def _warn_of_iter() -> None:
+    log.warning(
+        "a state was taken inside iter(loader), while persistent workers were still busy with "
+        "epochs that had been left early: it may be of neither epoch. Take the state after iter()"
+    )
+
+
 def _warn_of_a_change() -> None:
     log.warning(
         "a state was taken while another thread has been in loader.broadcast(), set_epoch() or "
@@ -133,7 +202,7 @@ def _warn_of_torchs(why: str) -> None:
     warnings.warn(
         f"this loader runs with torch's own engine ({why}), which does not tell where it is: its "
         "state cannot be resumed from",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

@@ -46,7 +46,7 @@ from holdfast.told_changes import ToldChanges
 
 if TYPE_CHECKING:
     from holdfast.engine.checkpoint import Bookmark
-    from holdfast.resumption import Loaded
+    from holdfast.resumption import BeforeIter, Loaded
 
 log = logging.getLogger("holdfast")
 
@@ -115,6 +115,9 @@ class Runtime:
         self.budget = Budget(None)  # of this loader's own, if it was given a number
         self.bookmark: Bookmark | None = None  # of the iterator that was made last
         self.loaded: Loaded | None = None  # a state that the next iterator begins with
+        self.stage: list[BeforeIter | None] = [None]
+        """A new object when an ``iter()`` begins, and when it ends; in between it has what was
+        before. None if that is not known."""
         self.texts: dict[str, tuple[bytes, str]] = {}  # random states as they were told last
 
     def begin_epoch(self) -> None:

@@ -101,6 +101,63 @@ def test_it_can_be_taken_at_any_time_and_counts_what_was_had(workers: int) -> No
     assert values(last) == WHOLE
 
 
+class AsksMeanwhile(torch.utils.data.Sampler[int]):
+    """A permutation from a generator. Before it draws that, and after, `ask` is called."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.generator = size, torch.Generator().manual_seed(3)
+        self.ask: Callable[[], object] = lambda: None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Any:
+        self.ask()
+        order = torch.randperm(self.size, generator=self.generator).tolist()
+        self.ask()
+        yield from order
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_state_that_is_taken_while_an_epoch_begins_is_that_before_or_after(
+    workers: int, persistent: bool, own_thread: bool
+) -> None:
+    """By another thread, for which the sampler waits, or by the sampler itself."""
+
+    def make() -> tuple[Any, AsksMeanwhile]:
+        sampler = AsksMeanwhile(12)
+        made = numbers(num_workers=workers, persistent_workers=persistent, sampler=sampler)
+        return made, sampler
+
+    loader, sampler = make()
+    states: list[Any] = []
+
+    def take() -> None:
+        states.append(json.loads(json.dumps(loader.state_dict())))
+
+    def ask() -> None:
+        if own_thread:
+            take()
+            return
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    sampler.ask = ask
+    whole = [values(loader), values(loader)]
+    sampler.ask = lambda: None
+    whole.append(values(loader))
+    loader.close()
+    assert len(states) == 4
+    for number, state in enumerate(states):
+        other, _ = make()
+        other.load_state_dict(state)
+        assert [values(other), values(other)] == whole[number // 2 : number // 2 + 2]
+        other.close()
+
+
 @pytest.mark.parametrize("epochs", [0, 1])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loop_goes_on_when_a_state_is_loaded_in_it(persistent: bool, epochs: int) -> None:

@@ -40,9 +40,9 @@ class Checkpointing:
         finish it: before that it is not known with which random state they begin this one."""
         if self._driver.clock() > self._settle_by or self._supervisor.machine.failure is not None:
             return False
-        return self._is_unsettled()
+        return self.is_unsettled()
 
-    def _is_unsettled(self) -> bool:
+    def is_unsettled(self) -> bool:
         machine = self._supervisor.machine
         return any(seat.epoch != machine.epoch and seat.items for seat in machine.seats)
 
@@ -103,5 +103,5 @@ class Checkpointing:
                 self._driver.checkpoint(worker, *place) for worker, place in enumerate(seats)
             ),
             account=None if epoch.account is None else epoch.account.to_json(),
-            unsettled=self._is_unsettled(),
+            unsettled=self.is_unsettled(),
         )

@@ -94,6 +94,11 @@ def _own_generators(loader: Any) -> Iterator[tuple[str, State]]:
             yield path, state
 
 
+def own_states(loader: Any) -> dict[str, tuple[str, bytes]]:
+    """The states of the generators that are the loader's and its samplers'."""
+    return {path: (state.kind, state.read()) for path, state in _own_generators(loader)}
+
+
 def _default_generators(loader: Any) -> list[State | None]:
     """Those default generators from which its samplers may draw: of torch, random and NumPy."""
     known = global_states()
@@ -123,7 +128,7 @@ class SamplerStart:
         told = epoch_of(loader)
         stateful = _with_state(loader._index_sampler)
         return cls(
-            {path: (state.kind, state.read()) for path, state in _own_generators(loader)},
+            own_states(loader),
             tuple(None if state is None else state.read() for state in _default_generators(loader)),
             None if told is None else told[1],
             before_seed,

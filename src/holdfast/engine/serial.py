@@ -118,6 +118,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._recorder = NoRecorder()
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._number = 0  # tasks that are done
+        self._asked = 0  # and the one for which an index was drawn, or is being drawn
         self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
         self._ended = False
         self._last_index: Any = None
@@ -189,7 +190,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             epoch=self._epoch,
             sample_seed=self._sample_seed,
             begun=None if draws is None else draws.start,
-            drawn=number + len(self._ahead),
+            drawn=max(number, self._asked) + len(self._ahead),
             first_missing=number,
             index=None if draws is None or not number else fingerprint(self._last_index),
             sampler_state=None if draws is None else draws.state_before(number),
@@ -323,6 +324,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             raise
 
     def _next_plain(self) -> Any:
+        self._asked = self._number + 1
         index: Any = self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
         stream = self._stream
         before = None if stream is None else stream.begin_batch()
@@ -383,6 +385,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         assert account is not None
         data: Any = DROPPED
         while data is DROPPED:
+            self._asked = self._number + 1
             try:
                 index: Any = (
                     self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
