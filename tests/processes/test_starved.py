@@ -70,15 +70,15 @@ class Sends(torch.utils.data.Dataset[bytes]):
         return 4
 
     def __getitem__(self, index: int) -> bytes:
-        return bytes(1 << 20)  # more than a socket holds
+        return bytes(16 << 20)  # more than a socket holds
 
 
 def test_a_worker_whose_messages_are_not_read_yet_has_not_stalled() -> None:
     with DataLoader(Sends(), num_workers=1, batch_size=None, prefetch_factor=2) as loader:
         iterator: Any = iter(loader)
-        next(iterator)
         driver = iterator._pool.driver
-        with iterator._pool.lock:  # nothing is read
+        with iterator._pool.lock:  # nothing is read after `next`, and that orders one more
+            next(iterator)
             assert eventually(lambda: driver.progress(0).note.step == "send")
             assert eventually(lambda: driver.resources.slots[0].channel.unread)
             before = time.monotonic()
