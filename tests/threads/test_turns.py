@@ -252,7 +252,7 @@ class TestInTurns:
 
 for _name, _test in _also_with_turns(test_same_batches, test_worker_threads).items():
     setattr(TestInTurns, _name, staticmethod(_test))
-TestInTurns = pytest.mark.usefixtures("always")(TestInTurns)  # type: ignore[misc]
+TestInTurns = pytest.mark.slow(pytest.mark.usefixtures("always")(TestInTurns))  # type: ignore[misc]
 
 
 class Meeting(torch.utils.data.Dataset[int]):
