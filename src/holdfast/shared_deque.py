@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TypeVar
 
-__all__ = ["copy_of"]
-
 T = TypeVar("T")
 
 
