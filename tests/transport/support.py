@@ -44,6 +44,12 @@ class Slot:
         return os.fstat(self.fd).st_blocks * 512
 
 
+def in_use(arena: Arena) -> int:
+    """Bytes in blocks that cannot be recycled yet."""
+    arena._recycle()
+    return arena._extents.in_use
+
+
 @contextmanager
 def new_slot(capacity: int = 256 * MIB) -> Iterator[Slot]:
     fd = create("test", capacity)

@@ -28,7 +28,7 @@ from holdfast.transport.arena import Arena
 from holdfast.transport.codec import SMALL, Parcel, decode, encode
 from holdfast.transport.codec.placing import COMMON
 
-from .support import MIB, Slot, new_slot, worker
+from .support import MIB, Slot, in_use, new_slot, worker
 
 DTYPES = sorted(
     {
@@ -214,7 +214,7 @@ def test_any_batch_comes_out_as_it_went_in(module_slot: Slot, batch: Any, in_are
     assert_same(got, batch)
     del got
     module_slot.recycle()
-    assert module_slot.arena.in_use == 0
+    assert in_use(module_slot.arena) == 0
 
 
 @settings(deadline=None, max_examples=100)
@@ -240,7 +240,7 @@ def test_views_of_one_storage_share_it_afterwards(module_slot: Slot, data: st.Da
         assert_same_tensor(g, v)
     del got, g
     module_slot.recycle()
-    assert module_slot.arena.in_use == 0
+    assert in_use(module_slot.arena) == 0
 
 
 # -- tensors ---------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_a_view_of_something_huge_ships_only_its_span(slot: Slot) -> None:
     dataset = torch.zeros(64, MIB, dtype=torch.uint8)
     dataset[3], dataset[60] = 1, 2
     got = slot.send([dataset[3], dataset[60]])
-    assert slot.arena.in_use == 2 * MIB
+    assert in_use(slot.arena) == 2 * MIB
     assert [tensor.untyped_storage().nbytes() for tensor in got] == [MIB, MIB]
     assert [int(tensor.sum()) for tensor in got] == [MIB, 2 * MIB]
     halves = slot.send([dataset[:2], dataset[2:4]])
@@ -543,7 +543,7 @@ def test_what_cannot_be_pickled_leaves_nothing_behind(slot: Slot) -> None:
         encode([tensor, torch.zeros(MIB), Unpicklable()], slot.arena)
     del tensor, block
     gc.collect()
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 # -- where the bytes go ----------------------------------------------------------------------
@@ -552,7 +552,7 @@ def test_what_cannot_be_pickled_leaves_nothing_behind(slot: Slot) -> None:
 def test_small_batches_do_not_touch_the_arena(slot: Slot) -> None:
     batch = [torch.zeros(16, 64), torch.arange(16), {"a": np.zeros(100)}, "text"]
     frame = encode(batch, slot.arena)
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
     assert len(frame) < 8192
     assert_same(decode(frame, None), batch)
 
@@ -566,7 +566,7 @@ def test_what_lies_in_the_arena_is_not_copied(slot: Slot) -> None:
     labels = torch.arange(1024)
     frame = encode([tensor, labels], slot.arena)
     assert len(frame) < 9000
-    assert slot.arena.in_use == 4 * MIB
+    assert in_use(slot.arena) == 4 * MIB
     got = decode(frame, slot.window)
     assert slot.window.handover() == [(offset, 4 * MIB)]
     tensor[5, 5] = 99
@@ -578,7 +578,7 @@ def test_what_lies_in_the_arena_is_not_copied(slot: Slot) -> None:
     assert again[0][5, 5] == 99
     del got, again, tensor
     slot.recycle()
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 def test_keeping_the_labels_does_not_keep_the_images(slot: Slot) -> None:
@@ -616,7 +616,7 @@ def test_a_long_pickle_goes_through_the_arena_and_is_released_at_once(slot: Slot
     got = decode(frame, slot.window)
     assert_same(got, batch)
     slot.recycle()
-    assert slot.lent() == slot.arena.in_use == 0
+    assert slot.lent() == in_use(slot.arena) == 0
 
 
 def test_without_room_everything_goes_inline() -> None:
@@ -650,7 +650,7 @@ def test_a_parcel_that_is_never_unpacked_releases_its_blocks(slot: Slot) -> None
     assert slot.lent() == 4 * MIB
     del parcel
     slot.recycle()
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 def test_a_batch_that_cannot_be_rebuilt_releases_its_blocks(slot: Slot) -> None:
@@ -662,7 +662,7 @@ def test_a_batch_that_cannot_be_rebuilt_releases_its_blocks(slot: Slot) -> None:
     else:
         pytest.fail("no error")
     slot.recycle()
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 class Explosive:

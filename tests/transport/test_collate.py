@@ -22,7 +22,7 @@ from holdfast.transport.collate import install
 from holdfast.transport.placement import PLACED, Placement
 from tests.support import warm
 
-from .support import MIB, Slot, new_slot, worker
+from .support import MIB, Slot, in_use, new_slot, worker
 
 torch_stack = torch_collate.collate_tensor_fn
 
@@ -93,14 +93,14 @@ def test_large_results_go_to_the_arena_and_small_ones_do_not(slot: Slot) -> None
     assert not large.is_shared()
     assert_same(large, torch.ones(4, 100, 100))
     del large
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 def test_a_collated_batch_is_sent_without_a_copy(slot: Slot) -> None:
     batch = default_collate([(torch.full((1000, 100), float(i)), i) for i in range(8)])
-    used = slot.arena.in_use
+    used = in_use(slot.arena)
     got = slot.send(batch)
-    assert slot.arena.in_use == used
+    assert in_use(slot.arena) == used
     assert_same(got, batch)
 
 
@@ -263,16 +263,16 @@ def test_a_placed_batch_is_the_block_itself(slot: Slot) -> None:
     samples = [(torch.full(BIG, float(i)), np.full(BIG, i)) for i in range(4)]
     placed = [placement.place(sample) for sample in samples]
     addresses = [placed[0][0].data_ptr(), placed[0][1].__array_interface__["data"][0]]
-    used = slot.arena.in_use
+    used = in_use(slot.arena)
     batch = default_collate(placed)
-    assert slot.arena.in_use == used
+    assert in_use(slot.arena) == used
     assert [tensor.data_ptr() for tensor in batch] == addresses
     assert all(sample[0].data_ptr() != addresses[0] for sample in samples)
     del placed, placement
     gc.collect()
-    assert slot.arena.in_use == used
+    assert in_use(slot.arena) == used
     del batch
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 def test_the_users_containers_are_not_touched(slot: Slot) -> None:
@@ -288,7 +288,7 @@ def test_small_samples_pass_through_as_they_are(slot: Slot) -> None:
     for _ in range(3):
         sample = (torch.zeros(PLACED // 4 - 1), {"a": np.zeros(3)}, "x")
         assert placement.place(sample) is sample
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
 
 
 class Odd:
@@ -404,9 +404,9 @@ def test_one_buffer_that_is_filled_again_and_again_is_noticed(slot: Slot, name: 
 def test_a_placement_is_not_kept_alive(slot: Slot) -> None:
     placement = Placement(slot.arena, 3)
     placement.place(torch.zeros(BIG))
-    assert slot.arena.in_use > 0
+    assert in_use(slot.arena) > 0
     del placement
-    assert slot.arena.in_use == 0
+    assert in_use(slot.arena) == 0
     assert placement_module._current.placement() is None
 
 

@@ -80,7 +80,6 @@ class Histories(RuleBasedStateMachine):
             assert offset == at
             at += size
         assert at == CAPACITY
-        assert self.extents.top == max((offset + size for offset, size in used), default=0)
 
     @invariant()
     def neighbours_are_merged(self) -> None:

@@ -143,12 +143,6 @@ class Arena:
                 self._map.give_back(start, end)
 
     @property
-    def in_use(self) -> int:
-        """Bytes in blocks that cannot be recycled yet."""
-        self._recycle()
-        return self._extents.in_use
-
-    @property
     def reserved(self) -> int:
         """Bytes of memory that this worker has reserved, in use or not."""
         return self._reserved_chunks * CHUNK

@@ -81,13 +81,6 @@ class BatchMemory:
         self._closed = False
         self._taken = False  # since the last `rest`
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that no batch uses."""
-        with self._lock:
-            self._sort()
-            return sum(map(len, self._free))
-
     def take(self, nbytes: int) -> Block | None:
         """Memory for a tensor of this size; None if it is small, or if the pool is closed."""
         if nbytes < LARGE or self._closed:

@@ -39,11 +39,6 @@ class Extents:
         if self.capacity:
             self._add_free(0, self.capacity)
 
-    @property
-    def top(self) -> int:
-        """The end of the highest block in use."""
-        return self._free_by_end.get(self.capacity, self.capacity)
-
     def __len__(self) -> int:
         return len(self._used)
 

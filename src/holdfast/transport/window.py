@@ -84,10 +84,6 @@ class Window:
         leases = list(self.released.leases.values())
         return sum(ref.nbytes for ref in leases if ref.delivered and ref() is not None)
 
-    @property
-    def closed(self) -> bool:
-        return self._map is None
-
     def lease(self, offset: int, nbytes: int) -> Bytes:
         """The block's memory. When the array and all that is built on it are gone, the block's
         offset appears in `released`."""
