@@ -286,7 +286,6 @@ class Exits:
             step=step,
             seconds=None if at is None else max(0.0, at - note.since),
             stack=stack,
-            grown=grown,
             no_way=none.why if none else "",
             **facts,
         )

@@ -145,11 +145,8 @@ class Account:
 
     # -- what they report -----------------------------------------------------------------
 
-    def record_and_judge(
-        self, samples: int, reports: Sequence[BadSample], keys: Sequence[Any] | None = None
-    ) -> None:
-        """`record_batch`, and `judge`."""
-        self.record_batch(samples, reports, keys)
+    def record_and_judge(self, samples: int, reports: Sequence[BadSample]) -> None:
+        self.record_batch(samples, reports)
         self.judge()
 
     def record_batch(

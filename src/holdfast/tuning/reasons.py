@@ -21,9 +21,9 @@ def choices(
     return [
         ("num_workers", str(setting.workers), _why_workers(search, best)),
         ("prefetch_factor", *_why_prefetch(search, best)),
-        ("memory_budget", *_why_budget(search, best, options)),
+        ("memory_budget", *_why_budget(best, options)),
         ("start method", *_why_start(search, request, best)),
-        ("worker method", *_why_method(search, request, best)),
+        ("worker method", *_why_method(search, best)),
     ]
 
 
@@ -78,7 +78,7 @@ def _why_prefetch(search: Search, best: Estimate) -> tuple[str, str]:
     return str(setting.prefetch), "; ".join(parts)
 
 
-def _why_budget(search: Search, best: Estimate, options: Mapping[str, Any]) -> tuple[str, str]:
+def _why_budget(best: Estimate, options: Mapping[str, Any]) -> tuple[str, str]:
     setting, trial = best.setting, best.trials[-1]
     if not setting.workers:
         return "auto", "without workers there is one batch at a time"
@@ -112,7 +112,7 @@ def _why_start(search: Search, request: Request, best: Estimate) -> tuple[str, s
     return best.setting.start, "; ".join(parts)
 
 
-def _why_method(search: Search, request: Request, best: Estimate) -> tuple[str, str]:
+def _why_method(search: Search, best: Estimate) -> tuple[str, str]:
     processes, threads = search.enough("processes"), search.enough("threads")
     failed = [one for one in search.trials if one.trouble and one.setting.kind == "threads"]
     name = {"processes": "multiprocessing", "threads": "thread", "main": "–"}[best.setting.kind]

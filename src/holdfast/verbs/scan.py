@@ -312,7 +312,7 @@ class _Job:
         go_on = (
             "the same command with --resume continues from here"
             if self.out
-            else ("with --out it could be resumed")
+            else "with --out it could be resumed"
         )
         console(stderr=True).print(
             f"Interrupted: {done} of {len(self.indices)} samples scanned, {tally.bad} bad; {go_on}."

@@ -162,7 +162,8 @@ def _plan(
     unpicklable = find_unpicklable(found.dataset, "dataset") or ""
     if collate is not None and not unpicklable:
         unpicklable = find_unpicklable(collate, "collate_fn") or ""
-    ways = [one for one in ("fork", "forkserver", "spawn") if one in _start_methods()]
+    methods = multiprocessing.get_all_start_methods()
+    ways = [one for one in ("fork", "forkserver", "spawn") if one in methods]
     starts = tuple(ways[:1] if unpicklable else ways)
     own: dict[str, Any] = {}
     batch_sampler = None
@@ -205,7 +206,7 @@ def _plan(
         request=Request(
             batch_size=size,
             ranks=many,
-            default_start=multiprocessing.get_start_method(allow_none=True) or _start_methods()[0],
+            default_start=multiprocessing.get_start_method(allow_none=True) or methods[0],
             unpicklable=unpicklable,
             budget_is_ours=memory is not None or many != known_ranks,
             is_loader=loader is not None,
@@ -214,10 +215,6 @@ def _plan(
         ),
         limit=None if memory is None else room,
     )
-
-
-def _start_methods() -> list[str]:
-    return multiprocessing.get_all_start_methods()
 
 
 def _now(loader: Any, starts: tuple[str, ...]) -> Setting | None:

@@ -41,7 +41,6 @@ class Exit:
     step: str = "unknown"  # what it was doing with that sample
     seconds: float | None = None  # since this step began
     stack: str = ""
-    grown: int | None = None  # its largest size in bytes, less the size it started with
     stuck: int = 0  # abandoned workers of this program that still run, this one included
     no_way: str = ""  # why its stream cannot be continued, if more of it was to come
 
