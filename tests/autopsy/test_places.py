@@ -151,6 +151,7 @@ def test_a_full_dev_shm_is_named(method: str, tmp_path: Path) -> None:
     assert "/dev/shm has 0 B free of 16 MiB" in incident["because"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hidden",
     [

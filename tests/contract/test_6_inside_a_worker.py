@@ -403,6 +403,7 @@ def test_no_context_means_the_default_start_method_of_that_time(loader_class: Lo
         multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.mark.slow
 def test_where_forkserver_is_the_default_workers_are_started_so(
     holdfast_class: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +420,7 @@ def test_where_forkserver_is_the_default_workers_are_started_so(
         list(holdfast_class(Unpicklable(2), num_workers=1))
 
 
+@pytest.mark.slow
 @START_METHODS
 def test_a_dataset_may_hold_multiprocessing_locks_and_values(
     loader_class: Loader, context: str

@@ -119,6 +119,7 @@ def test_other_machines_are_recommended_if_making_a_batch_takes_far_longer_than_
     assert "cannot be pickled" in patient.other_machines(PLAN, lock, seen).meaning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crashing", [250, 3], ids=["loaded", "met later"])
 def test_processes_are_recommended_for_samples_that_crash(crashing: int) -> None:
     checks = examined(patients.Crashing(crashing))

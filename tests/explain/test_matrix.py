@@ -123,6 +123,7 @@ class Slow:
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can freeze")
 def test_a_frozen_worker_is_called_frozen() -> None:
     loader = holdfast.DataLoader(Slow(), num_workers=2, stall_timeout=0.5)
@@ -154,6 +155,7 @@ class ReadsOnce:
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not silent_files.possible(), reason="only root can mount, and needs /dev/fuse")
 def test_a_worker_whose_storage_does_not_answer_is_called_so(tmp_path: Path) -> None:
     """Not even SIGKILL ends a process that reads there; the run goes on all the same."""

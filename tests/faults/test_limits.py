@@ -325,6 +325,7 @@ class WillNotLoad(Dataset[Any]):
         raise LookupError("the file of the dataset is not here")
 
 
+@pytest.mark.slow
 def test_a_dataset_that_does_not_load_in_the_worker_is_quoted() -> None:
     loader = holdfast.DataLoader(WillNotLoad(), num_workers=2, multiprocessing_context="spawn")
     with loader:

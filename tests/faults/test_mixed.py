@@ -425,6 +425,7 @@ class Sums(Dataset[Any]):
         return [torch.tensor(sum(indices)) + torch.rand(())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_batches_of_very_many_indices_survive_a_death(number: int) -> None:
     """The order to the worker is larger than the socket takes at once."""

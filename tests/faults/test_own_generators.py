@@ -84,6 +84,7 @@ def test_a_dataset_full_of_generators_gives_the_same_stream_after_kills(
     assert "random generator" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_started_in_another_way_it_is_the_same(
     method: str, monkeypatch: pytest.MonkeyPatch

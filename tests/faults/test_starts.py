@@ -104,6 +104,7 @@ def test_when_there_is_never_room_one_error_tells_of_all_tries(
     assert "ulimit -u" in text
 
 
+@pytest.mark.slow
 def test_descriptors_that_are_really_used_up_are_waited_for() -> None:
     ended = run_script("holdfast", AS_A_SCRIPT.format(shortage=DESCRIPTORS))
     assert ended.code == 0, ended.err

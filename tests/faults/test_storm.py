@@ -281,6 +281,7 @@ def any_spawned(dice: random.Random) -> Weather:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120, method="thread")
 def test_a_short_storm_leaves_no_trace_in_the_stream(tmp_path: Path) -> None:
     blow(lambda took, incidents: incidents >= 12, SEED, small, tmp_path)

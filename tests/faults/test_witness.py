@@ -19,6 +19,7 @@ from tests.support.processes import eventually
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60, method="thread")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["map", "map, large", "iterable"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_loader_without_a_budget_is_found_out(kind: str, workers: int, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_deaths_leave_the_stream_of_torchs_loader_as_it_is(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_kills_leave_an_iterable_stream_as_it_is() -> None:
     make = functools.partial(DataLoader, Stream(20), batch_size=2, num_workers=2)
@@ -300,6 +301,7 @@ class Whole(Numbers):
         return "skip"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 @pytest.mark.parametrize("part", ["dataset", "collate_fn", "worker_init_fn", "on_bad_sample"])
 def test_a_loader_that_what_it_was_given_refers_to_ends_with_its_workers(

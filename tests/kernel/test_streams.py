@@ -61,12 +61,14 @@ def check(refusal: Refusal, folder: Path, method: str) -> None:
     assert "in __getitem__" in stalled["stack"]
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("refusal", [ALL_FILTERED, ALL_DELETED, NO_PROC], ids=lambda one: one.name)
 def test_streams_and_verdicts_are_right_under_fork_where(refusal: Refusal, tmp_path: Path) -> None:
     check(refusal, tmp_path, "fork")
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_streams_are_right_under_spawn_with_everything_refused_and_no_standard_input(
     tmp_path: Path,

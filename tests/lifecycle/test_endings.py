@@ -267,6 +267,7 @@ def test_os_exit_leaves_nobody_behind(stage: Stage) -> None:
     assert not ended.left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "method"),
     [

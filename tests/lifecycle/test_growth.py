@@ -51,6 +51,7 @@ def large(samples: list[int]) -> torch.Tensor:
 EPOCHS = [pytest.param(12), pytest.param(200, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", EPOCHS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_do_not_add_descriptors_threads_mappings_or_children(

@@ -179,6 +179,7 @@ def test_a_loader_is_usable_again_after_ctrl_c(stage: Stage, where: str, persist
     assert not ended.left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [15, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_interrupt_at_any_moment_leaves_a_usable_loader_and_nobody_behind(

@@ -184,6 +184,7 @@ def test_a_forked_child_of_the_trainer_does_not_keep_its_workers_alive(stage: St
         os.close(handle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)],  # their nurseries are made alike

@@ -321,6 +321,7 @@ def _tell(packed: Any, answers: Any) -> None:
     answers.send((packed[-1], len(packed), shared))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
 )

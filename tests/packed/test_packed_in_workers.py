@@ -57,6 +57,7 @@ def growth(loader: Any) -> int:
     return seen[-1] - seen[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -72,6 +73,7 @@ def test_a_forked_worker_grows_with_a_list_and_not_with_a_packed_one(make: Any) 
     assert packed < plain / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_spawned_workers_have_one_copy_together(method: str) -> None:
     dataset = Paths(PackedList(samples()))

@@ -217,6 +217,7 @@ def test_a_report_begins_on_a_line_of_its_own_whoever_left_half_of_one(tmp_path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_under_other_start_methods_too(method: str, tmp_path: Path) -> None:
     found, (incident,) = through_a_pipe(

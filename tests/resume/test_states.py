@@ -119,7 +119,10 @@ class AsksMeanwhile(torch.utils.data.Sampler[int]):
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(0, False), pytest.param(2, False, marks=pytest.mark.slow), (2, True)],
+)
 def test_a_state_that_is_taken_while_an_epoch_begins_is_that_before_or_after(
     workers: int, persistent: bool, own_thread: bool
 ) -> None:
@@ -313,7 +316,14 @@ def skip_or_replace(bad: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore::holdfast.BadSampleWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("policy", ["skip", "replace", skip_or_replace])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("skip", marks=pytest.mark.slow),
+        pytest.param("replace", marks=pytest.mark.slow),
+        skip_or_replace,
+    ],
+)
 @pytest.mark.parametrize("sampler", [None, Remembers], ids=["shuffle", "sampler with a state"])
 def test_bad_samples_are_counted_over_both_parts(
     sampler: Any, policy: Any, workers: int, tmp_path: Any

@@ -199,6 +199,7 @@ def test_in_later_epochs_nothing_known_to_be_bad_is_tried_again(
     assert len(loader.bad_samples) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "policy"),
     [
@@ -766,6 +767,7 @@ class Slow(Corrupt):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", pytest.param("replace", marks=pytest.mark.slow)])
 def test_blows_from_outside_change_nothing_and_blame_nobody(policy: str) -> None:
     bad = {5: "raises late", 17: "segfault", 40: "None", 71: "exit", 72: "odd shape"}

@@ -155,6 +155,7 @@ def test_data_that_is_all_bad_is_scanned_to_the_end(monkeypatch: pytest.MonkeyPa
     assert (cause["count"], len(cause["first"])) == (1700, 5)
 
 
+@pytest.mark.slow
 def test_samples_that_end_workers_only_together_are_not_blamed() -> None:
     code, told = report("tests.scan.scanned:Together")
     assert told["bad"] == 0

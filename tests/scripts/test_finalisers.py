@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
+import pytest
+
 from tests.support.scripts import run_script
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
@@ -26,6 +28,8 @@ import gc, os, sys
 import torch
 import holdfast
 from torch.utils.data import Dataset
+
+import pytest
 
 class Data(Dataset):
     def __len__(self):
@@ -90,6 +94,7 @@ del last
 """
 
 
+@pytest.mark.slow
 def test_nothing_that_runs_after_its_module_looks_for_a_name_in_it() -> None:
     ended = run_script("holdfast", SCRIPT, as_file=True)
     # Hooks of Python's own (threading, logging) do complain when a process forks as late as that.

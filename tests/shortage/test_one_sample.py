@@ -74,6 +74,7 @@ def test_one_that_the_kernel_kills_for_is_found_out_and_left_out(tmp_path: Path)
     assert told["bad"][0]["kind"] == "killed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["auto", pytest.param("150MiB", marks=pytest.mark.slow)])
 def test_one_that_a_limit_stops_is_an_error_and_no_death(limit: str, tmp_path: Path) -> None:
     told, kills = train(limit, tmp_path)

@@ -140,6 +140,7 @@ def test_a_worker_that_grows_is_replaced_and_the_stream_stays(
     assert loader.incidents == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_stream_that_leaks_what_it_draws_again_is_not_drawn_again_and_again(
     method: str, caplog: pytest.LogCaptureFixture
@@ -187,6 +188,7 @@ def test_a_worker_that_copies_what_it_inherited_is_replaced_before_pages_are_wal
     assert loader.incidents == []
 
 
+@pytest.mark.slow
 def test_persistent_workers_are_replaced_over_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.engine.memory_control._warned", _Warned(leak=True))
     options = {"persistent_workers": True, "shuffle": True}
@@ -363,6 +365,7 @@ def test_only_the_probe_is_traced_and_it_is_the_last_to_run_and_the_first_to_go(
     assert loader.incidents == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_whatever_ends_the_probe_is_no_incident(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -447,6 +450,7 @@ def test_a_leak_is_looked_for_as_long_as_there_is_room(
     assert mind.retired(0) is None, "three have been tried"
 
 
+@pytest.mark.slow
 def test_growth_is_said_once_and_not_in_every_epoch(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -294,7 +294,7 @@ def tell_function(loader: Any) -> None:
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("dataset", [ToldWithState, ToldStreamWithState])
 @pytest.mark.parametrize("tell", [tell_at_once, tell_function])
-@pytest.mark.parametrize("before_state", [False, True])
+@pytest.mark.parametrize("before_state", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_told_after_an_epoch_is_not_undone_by_the_state_of_the_dataset(
     dataset: Any, options: dict[str, Any], tell: Any, before_state: bool
 ) -> None:

@@ -307,6 +307,7 @@ def run(script: str, *args: str, code: int = 0) -> subprocess.CompletedProcess[s
     return ended
 
 
+@pytest.mark.slow
 def test_a_script_with_an_interrupt_and_forks_ends_although_a_thread_is_stuck() -> None:
     ended = run(
         """

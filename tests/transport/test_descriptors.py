@@ -53,6 +53,7 @@ def of(pid: int | None) -> tuple[int, int]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collate", COLLATE)
 def test_kept_batches_cost_no_descriptors_and_no_mappings(collate: str) -> None:
     with DataLoader(
@@ -78,6 +79,7 @@ def _first(batch: Any) -> int:
     return int(batch["a"].reshape(-1)[0])
 
 
+@pytest.mark.slow
 def test_one_batch_kept_of_each_epoch_costs_no_descriptors() -> None:
     """The memory file of a closed loader must not stay open for a batch that the user keeps."""
 

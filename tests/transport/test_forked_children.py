@@ -129,6 +129,7 @@ def test_what_was_kept_for_a_child_is_recycled_when_the_child_is_gone() -> None:
     assert held() <= with_child - 2 * SIDE * SIDE * 4
 
 
+@pytest.mark.slow
 def test_forking_costs_no_descriptor_once_the_children_are_gone() -> None:
     batches = iter(DataLoader(Numbered(400), batch_size=2, num_workers=1))
     kept = next(batches)

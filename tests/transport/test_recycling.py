@@ -141,6 +141,7 @@ def test_memory_stays_bounded_through_deaths() -> None:
     assert max(measured) < BOUND
 
 
+@pytest.mark.slow
 def test_memory_of_a_large_past_is_given_back() -> None:
     """Epochs of large batches are followed by small ones: the room for the large ones does not stay for ever."""
     with DataLoader(Mixed(400), batch_size=None, num_workers=1) as loader:

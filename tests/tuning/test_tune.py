@@ -67,6 +67,7 @@ def rate(found: dict[str, Any], kind: str, workers: int) -> float:
 # -- quick ones ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_ends_when_nothing_is_to_be_gained_and_the_report_shows_what_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,6 +278,7 @@ def test_an_error_is_known_by_its_type_and_not_by_its_text() -> None:
     assert fingerprint_of_error(ValueError()) != fingerprint_of_error(KeyError())
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_another_process_with_other_hashes() -> None:
     script = (
         "from tests.worker.test_batch_fingerprint import VALUES, fingerprint;"

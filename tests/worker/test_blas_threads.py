@@ -68,6 +68,7 @@ def test_a_worker_has_one(method: str, tmp_path: Path) -> None:
     assert counts(tmp_path, method) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread anyway")
 def test_with_a_variable_of_the_users_it_has_as_many_as_the_libraries_have(tmp_path: Path) -> None:
     assert min(counts(tmp_path, "fork", OPENBLAS_NUM_THREADS="2", MKL_NUM_THREADS="2")) > 1

@@ -161,6 +161,7 @@ print("both have asked")
 """
 
 
+@pytest.mark.slow
 def test_two_threads_may_ask_one_torch_generator_whatever_the_garbage_collector_does() -> None:
     """Before Python 3.12 it runs inside torch's getter, which has the generator's lock then."""
     ended = subprocess.run(

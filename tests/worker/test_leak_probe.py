@@ -105,6 +105,7 @@ def tracing_ends_with_the_search() -> Iterator[None]:
     assert not tracemalloc.is_tracing()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, Policy("skip")])
 def test_it_makes_what_workers_were_asked_for_again_and_again(policy: Policy | None) -> None:
     """With a policy for bad samples, orders come with hints."""
