@@ -26,9 +26,10 @@ from holdfast.autopsy.machine_facts import MachineFacts
 from holdfast.autopsy.readers.kernel_log import KernelLog
 from holdfast.autopsy.readers.procfs import Fill
 from holdfast.cli import main
-from holdfast.explain.explanation import Scene, explain
+from holdfast.explain.explanation import Scene
 from holdfast.explain.text_windows import windows
 from tests.autopsy.corpus import FAILURES, HEALTHY, caught
+from tests.support.explained import explain
 
 KILLED = "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed. "
 GONE = "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly"

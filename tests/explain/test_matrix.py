@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.explain.explanation import explain
 from tests.autopsy.injected import DEATHS, ERRORS, STALL_TIMEOUT, Minefield
 from tests.explain.matrices import MATRICES, Row, matrix, note
 from tests.faults.causes import GRANDCHILDREN, end_child_left_behind
 from tests.faults.outside import frozen, pids
 from tests.support import silent_files, warm
+from tests.support.explained import explain
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.explain.explanation import explain
+from tests.support.explained import explain
 
 pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300, method="thread")]

@@ -352,7 +352,7 @@ def test_under_a_tight_file_size_limit_it_is_plain_memory() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         packed = PackedList(items)
         assert packed == items
-        assert not packed._sealed.shared
+        assert packed._sealed._fd is None
         assert pickle.loads(pickle.dumps(packed)) == items
     """)
     warm.run(["-c", script], env={**os.environ, "PYTHONPATH": "src"}, timeout=60).check_returncode()

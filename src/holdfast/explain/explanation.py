@@ -77,15 +77,9 @@ class Explanation:
         return bool(self.verdicts) and not self.ending
 
 
-def explain(text: str, scene: Scene | None = None) -> Explanation:
-    """The verdicts on a text. `scene` is the machine where it happened, if that is known."""
-    clues = Clues()
-    clues.read([text])
-    return conclude(clues, scene)
-
-
-def conclude(clues: Clues, scene: Scene | None = None) -> Explanation:
-    """The verdicts on the clues of one or several texts."""
+def conclude(clues: Clues, scene: Scene | None) -> Explanation:
+    """The verdicts on the clues of one or several texts. `scene` is the machine where it happened,
+    if that is known."""
     findings = clues.findings()
     other = clues.ending() if all(finding.aside for finding in findings) else None
     ending = ""

@@ -44,11 +44,6 @@ class Sealed:
         if fd is not None:
             weakref.finalize(self, os.close, fd).atexit = False
 
-    @property
-    def shared(self) -> bool:
-        """Whether new processes get it without a copy."""
-        return self._fd is not None
-
     def __reduce__(self) -> Any:
         if self._fd is not None and get_spawning_popen() is not None:
             return _by_reference, (reduction.DupFd(self._fd), len(self.view))
