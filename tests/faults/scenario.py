@@ -168,7 +168,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
 def perform(case: Case, folder: Path, **options: Any) -> History:
     """Play the row with holdfast."""
     if case.breaks.verdict == STALLS:
-        options.setdefault("stall_timeout", table.STALL_TIMEOUT)
+        options.setdefault("stall_timeout", case.stall_timeout)
     options.setdefault("memory_budget", budget(case))
     context = None if case.method == "fork" else case.method
     witness = witness_of(case, folder)

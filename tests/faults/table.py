@@ -137,6 +137,16 @@ class Case:
         return self.order[self.task * BATCH + position]
 
     @property
+    def stall_timeout(self) -> float:
+        """For rows that stall on purpose: many times what a healthy worker needs for one step.
+
+        A small sample takes a millisecond. A large one takes 80, and so does a start of another
+        kind than a fork, on a machine with three of these rows at once.
+        """
+        large = self.dataset.large or self.payload >= 20_000_000
+        return 1.0 if large or self.method != "fork" else 0.1
+
+    @property
     def fault(self) -> str:
         """The value of HOLDFAST_FAULTS."""
         if self.at.by != POINT:
@@ -242,6 +252,3 @@ def marked(case: Case) -> list[pytest.MarkDecorator]:
     reason = known_fault(case)
     marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
     return [*marks, pytest.mark.slow] if case in SLOW else marks
-
-
-STALL_TIMEOUT = 0.1  # for rows that stall on purpose; the others have the default
