@@ -90,11 +90,12 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
     pickled = _pickled(change, what) if pools else b""
 
     def noted(draw: int) -> None:
-        epoch, loaded = state.epochs.next - 1, state.loaded
+        epoch, loaded = state.epochs.current, state.loaded
         if loaded is not None:  # the draws of an old iterator are not those of the next one
             draw, after = AT_ONCE, loaded.checkpoint
-            if after is not None and after.finished:
-                epoch, draw = after.epoch, after.first_missing
+            if after is not None:
+                epoch = after.epoch
+                draw = after.first_missing if after.finished else AT_ONCE
         with state.telling:
             state.told = state.told.and_(change, epoch, draw)
 

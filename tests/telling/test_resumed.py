@@ -275,6 +275,30 @@ def test_the_draw_that_a_state_names_is_the_one_before_which_workers_were_told()
         assert found[:4] + list(again) == found
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=str)
+@pytest.mark.parametrize("loads", [False, True])
+def test_what_is_told_after_the_epoch_was_set_in_the_middle_is_due_in_this_epoch(
+    options: dict[str, Any], loads: bool
+) -> None:
+    """The number that was set is that of a later epoch; also in a run that goes on from a state."""
+    with make(size=12, **options) as first, make(size=12, **options) as other:
+        loader = first
+        iterator = iter(loader)
+        found = [next(iterator), next(iterator)]
+        loader.set_epoch(7)
+        if loads:
+            loader = other
+            loader.load_state_dict(first.state_dict())
+            iterator = iter(loader)
+        found.append(next(iterator))
+        loader.broadcast({"heard": ["a"]})
+        state = json.dumps(loader.state_dict())
+        found += iterator
+    with make(size=12, **options) as again:
+        again.load_state_dict(json.loads(state))
+        assert found[:3] + list(again) == found
+
+
 # -- datasets whose own state has what they were told ---------------------------------------
 
 

@@ -55,6 +55,7 @@ class EpochCounter:
     or that of its sampler, was called since."""
 
     next: int = 0
+    current: int = -1  # the one that was begun last, whatever `set_epoch` has said since
     sampler: int = 0  # the epoch of the sampler when the last one began
     told_midway: bool = False  # workers were told something while they were running
 
@@ -68,7 +69,8 @@ class EpochCounter:
         told = None if options.seeding == "worker" else epoch_of(loader)
         if told is not None and told[1] != self.sampler:
             self.next = self.sampler = told[1]
-        epoch, self.next = self.next, self.next + 1
+        epoch = self.current = self.next
+        self.next += 1
         if options.seeding == "worker":
             return EpochSeeds(shared)
         seed = options.sample_seed

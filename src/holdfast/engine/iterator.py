@@ -256,7 +256,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
     ) -> EpochSeeds:
         epochs = self._records.epochs
         seeds = epochs.begin(loader, options, self._shared_seed)
-        self._epoch_number = epochs.next - 1
+        self._epoch_number = epochs.current
         if resumed is None or resumed.finished:
             return seeds
         return EpochSeeds(resumed.shared_seed, resumed.sample_seed)

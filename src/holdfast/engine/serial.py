@@ -82,7 +82,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         iterable = isinstance(loader.dataset, IterableDataset)
         continues = resumed is not None and not resumed.finished
         seeds = epochs.begin(loader, options).samples
-        self._epoch = epochs.next - 1
+        self._epoch = epochs.current
         if resumed is not None and continues:
             seeds = resumed.sample_seed
         self._sample_seed = seeds
