@@ -56,6 +56,7 @@ def add_checkpoint(state: dict[str, Any], loader: Any, checkpoint: Checkpoint, t
             "epoch": begun.epoch,
             "before_seed": begun.before_seed,
             "state": to_plain(checkpoint.sampler_state),
+            "ended": checkpoint.sampler_ended,
             "before_epoch": to_plain(begun.state),
         }
     _add_workers(state, loader, checkpoint, text)
@@ -203,6 +204,7 @@ def read_checkpoint(
         had_later=tuple(map(natural, epoch["had_later"])),
         index=_number(epoch["index"]),
         sampler_state=None if finished else from_plain(sampler.get("state")),
+        sampler_ended=bool(sampler.get("ended")),
         workers=workers,
         account=account,
         unsettled=bool(epoch["unsettled"]),

@@ -1044,6 +1044,57 @@ def test_after_a_finished_epoch_no_index_of_a_sampler_is_lost(workers: int) -> N
     assert resumed(state, make) == values(first)
 
 
+class EndsWhereItBegins(torch.utils.data.Sampler[int]):
+    """Its state at the end of an epoch is that of the next beginning."""
+
+    def __init__(self) -> None:
+        self.at = self.epoch = 0
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self) -> Any:
+        while self.at < 11:
+            self.at += 1
+            yield (self.at + self.epoch) % 12
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> Any:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("sampler", [EndsWhereItBegins, lambda: Remembers(11), Rounds])
+@pytest.mark.parametrize("again", [False, True])
+def test_after_the_last_batch_a_sampler_with_a_state_has_no_more_in_this_epoch(
+    workers: int, sampler: Any, again: bool
+) -> None:
+    """The last batch is not full: the batch sampler has had the end of the sampler when it gives it."""
+
+    def make() -> Any:
+        return DataLoader(Numbers(12), batch_size=5, sampler=sampler(), num_workers=workers)
+
+    whole = make()
+    expected = [values(whole) for _ in range(3)]
+    first = make()
+    values(first)
+    iterator = iter(first)
+    had = [next(iterator).tolist() for _ in range(3)]
+    assert had == expected[1]
+    state = json.loads(json.dumps(first.state_dict()))
+    loader = make()
+    loader.load_state_dict(state)
+    if again:
+        iterator = iter(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader = make()
+        loader.load_state_dict(state)
+    assert [values(loader), values(loader)] == [[], expected[2]]
+
+
 class Backwards(torch.utils.data.Sampler[int]):
     def __len__(self) -> int:
         return 12

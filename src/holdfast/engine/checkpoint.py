@@ -144,6 +144,7 @@ class Checkpoint:
     had_later: tuple[int, ...] = ()  # draws after it whose batch it has had (in_order=False)
     index: int | None = None  # the fingerprint of the index of the last batch
     sampler_state: Any = None  # what the sampler's own state_dict() gave after the last batch
+    sampler_ended: bool = False  # that batch is its last: its state may be that of the next epoch
     workers: tuple[WorkerCheckpoint, ...] = ()
     account: Any = None  # of bad samples
     unsettled: bool = False  # workers were still busy with an epoch that was left early

@@ -99,6 +99,7 @@ class Checkpointing:
             had_later=had_later,
             index=fingerprint(epoch.last_index) if has_had else None,
             sampler_state=None if draws is None else draws.state_before(first_missing),
+            sampler_ended=draws is not None and draws.ended == first_missing,
             workers=tuple(
                 self._driver.checkpoint(worker, *place) for worker, place in enumerate(seats)
             ),

@@ -190,6 +190,7 @@ class SamplerDraws:
     first: tuple[int, ...] = ()
     """Which draws the first tasks of a resumed epoch are, where they do not follow one another."""
     begun_at: int = 0  # the number of the first of these tasks
+    ended: int | None = None  # draws after which a stateful sampler has no more, if that is known
 
     def ordinal(self, task: int) -> int:
         """Which draw the task of this number is."""
@@ -219,7 +220,13 @@ class SamplerDraws:
         if knows_place and not (account is not None and account.replaces):
             self.states.clear()
             self.count = begin = resumed.first_missing
-            load_sampler_state(iterator, resumed.sampler_state)
+            if resumed.sampler_ended and not has_state(iterator._sampler_iter):
+                stateful = _with_state(iterator._index_sampler)
+                _end_epoch_before(stateful, resumed.sampler_state)
+                iterator._sampler_iter = iter(())
+                self.ended = begin
+            else:
+                load_sampler_state(iterator, resumed.sampler_state)
             self.watch(iterator)
         elif account is not None:
             look_ahead(account)
@@ -269,15 +276,27 @@ class SamplerDraws:
             iterator.__dict__.pop("_next_index", None)
         else:
             self.states[self.count - 1] = copy.deepcopy(stateful.state_dict())
-            iterator._next_index = self._draw_with_state(iterator._sampler_iter, stateful)
+            batches, full = iterator._index_sampler, 0
+            if type(batches) is BatchSampler:
+                full = batches.batch_size
+            iterator._next_index = self._draw_with_state(iterator._sampler_iter, stateful, full)
 
-    def _draw_with_state(self, source: Iterator[Any], stateful: Any) -> Callable[[], Any]:
-        """The sampler is the iterator's: it may refer to the loader, and a thread holds this."""
+    def _draw_with_state(
+        self, source: Iterator[Any], stateful: Any, full: int
+    ) -> Callable[[], Any]:
+        """The sampler is the iterator's: it may refer to the loader, and a thread holds this.
+        `full`: a batch of fewer indices is the last, and its sampler has told that it has ended."""
 
         def draw() -> Any:
-            index = next(source)
+            try:
+                index = next(source)
+            except StopIteration:
+                self.ended = self.count
+                raise
             self.states[self.count] = copy.deepcopy(stateful.state_dict())
             self.count += 1
+            if full and len(index) < full:
+                self.ended = self.count
             if not self.count % _SELDOM:
                 self.state_before(self.oldest())
             return index

@@ -194,6 +194,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             first_missing=number,
             index=None if draws is None or not number else fingerprint(self._last_index),
             sampler_state=None if draws is None else draws.state_before(number),
+            sampler_ended=draws is not None and draws.ended == number,
             workers=(worker,),
             account=None if self._account is None else self._account.to_json(),
             dataset=None if self._stream is not None else state_of(self._dataset),
