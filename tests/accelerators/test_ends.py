@@ -63,6 +63,7 @@ def test_the_thread_ends_with_the_epoch_with_close_and_with_the_last_reference(
         assert said(ended)[word] == ["True"], word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("held", [False, True])
 def test_the_interpreter_exits_in_the_middle_of_an_epoch(

@@ -27,6 +27,7 @@ def test_batches_are_pinned_while_the_consumer_is_not_in_next(stage: Stage) -> N
     assert said(ended)["rest"] == ["[3, 6, 9, 12]"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_arrives_during_the_step_is_pinned_during_it(stage: Stage) -> None:
     """It is the background thread that hears of it then."""
     ended = play(

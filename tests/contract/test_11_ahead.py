@@ -54,6 +54,7 @@ def test_small_quick_batches_are_made_further_ahead(monkeypatch: pytest.MonkeyPa
     assert 4 < most_ahead(monkeypatch) <= 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

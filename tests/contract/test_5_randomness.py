@@ -172,6 +172,7 @@ def test_loading_leaves_random_and_numpy_of_the_main_process_alone(loader_class:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_a_shuffling_datapipe_is_seeded_by_the_main_process(
     loader_class: Loader, persistent_workers: bool

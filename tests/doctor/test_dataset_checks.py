@@ -138,6 +138,7 @@ def test_samples_are_taken_from_all_of_the_dataset(size: int) -> None:
     assert max(steps) - min(steps) <= 1
 
 
+@pytest.mark.slow
 def test_what_a_sample_changes_is_named_and_happens_in_the_worker_only() -> None:
     dataset = patients.Counting()
     checks = examined(dataset)

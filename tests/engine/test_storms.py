@@ -173,6 +173,7 @@ PACES = [0.005, 0.04, 0.3, 2.0, 5.0]
 SAMPLES = [0.0005, 0.02, 0.25, 3.0]  # up to where no sample and no trial can ever be finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storm", [by_chance, by_the_clock, in_gusts])
 @pytest.mark.parametrize("leaves_out", [False, True])
 def test_no_storm_convicts_a_sample_at_any_rate(

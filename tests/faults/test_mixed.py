@@ -67,6 +67,7 @@ def both(
 # -- later epochs -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_death_in_a_later_epoch_is_redone_from_that_epoch(kind: str, tmp_path: Path) -> None:
     case = Case("SIGKILL", "working", kind=kind, persistent=True)

@@ -112,6 +112,7 @@ def test_descriptors_that_are_really_used_up_are_waited_for() -> None:
     assert not ended.left
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_processes_that_are_really_used_up_are_waited_for() -> None:
     ended = run_script("holdfast", AS_A_SCRIPT.format(shortage=PROCESSES))

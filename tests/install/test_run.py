@@ -98,6 +98,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_script_is_as_with_python_and_survives_a_death(tmp_path: Path) -> None:
     written(tmp_path, SCRIPT)

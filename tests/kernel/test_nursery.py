@@ -57,6 +57,7 @@ def test_a_fresh_python_that_cannot_import_torch_says_so(
         list(DataLoader(range(8), num_workers=1, multiprocessing_context="spawn"))
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_nobody_outlives_a_trainer_without_pidfds_whoever_holds_the_end_of_its_pipe(
     tmp_path: Path,

@@ -113,6 +113,7 @@ def test_where_nothing_serves_workers_are_torchs_and_one_warning_says_why(tmp_pa
     assert "Traceback" not in words
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("closed", ["0", "012"])
 def test_no_descriptor_of_ours_is_a_standard_stream_under_fork(closed: str, tmp_path: Path) -> None:

@@ -434,6 +434,7 @@ def struck_epoch(dice: random.Random, **options: Any) -> tuple[list[int], bool]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("handler", "options"),
     [

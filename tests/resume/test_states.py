@@ -1068,7 +1068,7 @@ class EndsWhereItBegins(torch.utils.data.Sampler[int]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("sampler", [EndsWhereItBegins, lambda: Remembers(11), Rounds])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_after_the_last_batch_a_sampler_with_a_state_has_no_more_in_this_epoch(
     workers: int, sampler: Any, again: bool
 ) -> None:

@@ -859,6 +859,7 @@ class Arrays:
             yield self.make(list(range(start, start + 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [np.array, torch.tensor, tuple, list])
 @pytest.mark.parametrize("how", ["raises", "segfault"])
 def test_a_batch_may_be_an_array(make: Any, how: str) -> None:

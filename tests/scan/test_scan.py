@@ -173,6 +173,7 @@ def saved(out: Path) -> int:
     return sum(stop - start for start, stop in json.loads(path.read_text())["done"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],

@@ -535,6 +535,7 @@ class LeaksFast(Dataset[Any]):
         return torch.rand(8) + index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_sample_that_lacks_what_others_have_used_up_is_made_again_in_a_fresh_process(
     policy: Any,

@@ -66,9 +66,9 @@ def run(
     ("dataset", "options"),
     [
         (Told, {}),
-        (Told, {"num_workers": 2}),
+        pytest.param(Told, {"num_workers": 2}, marks=pytest.mark.slow),
         (Told, {"num_workers": 2, "persistent_workers": True}),
-        (ToldStream, {"num_workers": 2}),
+        pytest.param(ToldStream, {"num_workers": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

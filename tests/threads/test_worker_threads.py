@@ -406,6 +406,7 @@ print([name for name in sys.modules if name.startswith("holdfast.processes") or 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["win32", pytest.param("darwin", marks=pytest.mark.slow)])
 def test_without_what_only_linux_has(platform: str, tmp_path: Path) -> None:
     ended = run(FOREIGN, platform, str(tmp_path))

@@ -75,6 +75,7 @@ def test_a_batch_without_any_bytes_comes_through() -> None:
         assert [batch.shape for batch in loader] == [(5, 0), (5, 0)]
 
 
+@pytest.mark.slow
 def test_a_batch_of_hundreds_of_megabytes_comes_through() -> None:
     sizes = [1, 300 << 20, 5, 200 << 20, 7]
     with DataLoader(Sized(sizes), num_workers=1, prefetch_factor=1) as loader:

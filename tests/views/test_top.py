@@ -70,6 +70,7 @@ def test_the_workers_of_a_program_are_found_and_measured(make: Any) -> None:
     assert eventually(lambda: not found(watch))
 
 
+@pytest.mark.slow
 def test_worker_threads_are_found_through_what_their_program_writes() -> None:
     watch = WorkerMonitor(os.getpid())
     with DataLoader(Slow(), batch_size=4, num_workers=2, worker_method="thread") as loader:

@@ -92,6 +92,7 @@ def line_of(words: str) -> int:
     return next(n for n, line in enumerate(DATA.splitlines(), 1) if words in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [("Leaks", "this line"), pytest.param("Stream", "this one", marks=pytest.mark.slow)],
