@@ -3,6 +3,8 @@ is the order of events; how long things take is for `python -m benchmarks.pinned
 
 from __future__ import annotations
 
+import pytest
+
 from tests.accelerators.playing import play, said
 from tests.lifecycle.trainer import Stage
 
