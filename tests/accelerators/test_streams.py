@@ -72,6 +72,7 @@ def test_everything_that_torch_can_pin_is_pinned_on_the_device_of_the_consumers_
     assert said(ended)["last"] == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

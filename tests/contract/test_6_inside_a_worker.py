@@ -140,6 +140,7 @@ def note_collate(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "collate": info.id}
 
 
+@pytest.mark.slow
 @START_METHODS
 def test_get_worker_info_works_in_every_place_where_user_code_runs(
     loader_class: Loader, context: str

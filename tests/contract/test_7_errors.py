@@ -594,6 +594,7 @@ def test_an_unpicklable_dataset_is_no_problem_under_fork(loader_class: Loader) -
         assert list(loader) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_dataset_that_the_worker_cannot_import_is_named(
     holdfast_class: Loader, monkeypatch: pytest.MonkeyPatch, context: str

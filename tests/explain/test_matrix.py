@@ -102,6 +102,7 @@ def play(folder: Path, method: str) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_injected_causes_are_named_under_fork(tmp_path: Path) -> None:
     check(play(tmp_path, "fork"), "fork")
 

@@ -212,6 +212,7 @@ def test_a_dataset_that_counts_its_epochs_is_in_the_right_one_after_a_death(
     assert len(history.incidents) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "when"),
     [

@@ -232,6 +232,7 @@ def test_a_packed_dict_finds_what_a_dict_finds(items: dict[Any, int], others: li
     assert items == packed
 
 
+@pytest.mark.slow
 def test_a_dict_keyed_by_strings_is_found_in_under_another_hash_seed() -> None:
     pickled = pickle.dumps(PackedDict({f"key {n}": n for n in range(1000)}))
     script = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['key 812'])"

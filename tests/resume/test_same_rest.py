@@ -129,7 +129,29 @@ def check(
     return found
 
 
-@pytest.mark.parametrize("name", QUICK)
+# Others of the plans differ from these in one thing only.
+ALIKE = {
+    "in order",
+    "shuffled, by torch's",
+    "weighted",
+    "distributed",
+    "an empty stream",
+    "less than one batch for each worker",
+    "single samples, dropped last",
+    "batches of different sizes",
+    "its own iterator",
+    "the same, that loads when it is begun",
+    "a stream that begins where it was loaded",
+    "states of dataset and iterator, workers that are not kept",
+    "the same with persistent workers",
+    "a state that leaves something out",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in QUICK],
+)
 def test_the_rest_is_that_of_torch_without_a_break(name: str) -> None:
     plan = QUICK[name]
     reference = whole(plan)

@@ -90,6 +90,7 @@ def test_samples_that_stall_cost_themselves_only() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_dozen_samples_that_kill_do_not_use_up_the_restarts() -> None:
     bad = dict.fromkeys(range(0, 24, 2), "segfault")
     (stream,), loader = ours(Corrupt(bad, 24), on_bad_sample="skip", batch_size=8, num_workers=1)

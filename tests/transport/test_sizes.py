@@ -59,6 +59,7 @@ def test_sizes_around_every_limit_come_through(collate: Any) -> None:
         check(loader, EDGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collate", [None, same], ids=["default", "custom"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_sizes_that_change_wildly_from_batch_to_batch_come_through(
