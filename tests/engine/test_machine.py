@@ -270,16 +270,20 @@ class History(RuleBasedStateMachine):
         assert wanted is not None
         assert wanted <= self.now + LIMITS.longest_pause
 
-    @rule(worker=st.integers(0, 3), dies=st.booleans())
-    def a_worker_stalls(self, worker: int, dies: bool) -> None:
+    @rule(worker=st.integers(0, 3), then=st.sampled_from(["is frozen", "dies", "goes on"]))
+    def a_worker_stalls(self, worker: int, then: str) -> None:
         if worker >= self.machine.workers or not self.machine.seats[worker].busy:
             return
         if not self.ready(worker):
             self.tell(ev.WorkerReady(worker, self.generations[worker]))
         self.tell(ev.WorkerStalled(worker, self.generations[worker], self.now))
         assert self.machine.seats[worker].state is SeatState.DUMPING
+        if then == "goes on":
+            self.tell(ev.WorkerWentOn(worker, self.generations[worker]))
+            assert self.machine.seats[worker].state is SeatState.RUNNING
+            return
         self.frozen.add(worker)
-        if dies:
+        if then == "dies":
             self.die(worker)
 
     @rule(worker=st.integers(0, 3), astray=st.booleans())
@@ -744,6 +748,26 @@ def test_a_stalled_worker_is_dumped_then_killed_then_left_behind() -> None:
     killed = 100.0 + LIMITS.kill_after
     assert player.handle(ev.Ticked(killed + 0.5)) == []
     assert player.handle(ev.Ticked(killed + LIMITS.abandon_after)) == [ev.Abandon(0, 0)]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_worker_that_goes_on_while_it_is_looked_at_is_left_alone(ready: bool) -> None:
+    player = Player(1, 1)
+    player.begin()
+    player.fill([0])
+    if ready:
+        player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.WorkerStalled(0, 0, 100.0))
+    assert player.handle(ev.WorkerWentOn(0, 0)) == []
+    assert player.deadline() is None
+    if not ready:
+        player.handle(ev.WorkerReady(0, 0))
+    player.handle(ev.BatchReady(0, 0, 0, "zero"))
+    assert player.patience(0) == 1
+    assert player.handle(ev.WorkerStalled(0, 0, 200.0)) == [ev.Dump(0, 0)]
+    player.handle(ev.Ticked(200.0 + LIMITS.kill_after))
+    assert player.handle(ev.WorkerWentOn(0, 0)) == []  # it was killed meanwhile
+    assert player.machine.seats[0].state is SeatState.KILLING
 
 
 def test_what_the_last_answer_of_an_abandoned_worker_makes_room_for_goes_to_its_replacement() -> (

@@ -34,6 +34,12 @@ class ByTheProcess(IterableDataset[int]):
         return (os.getpid() for _ in range(SIZE))
 
 
+def idle(pool: Any) -> bool:
+    """Whether all workers have done what they were told to, so that none makes progress."""
+    workers = range(pool.machine.workers)
+    return all(pool.driver.progress(worker).note.step == "idle" for worker in workers)
+
+
 def test_a_worker_that_was_killed_just_before_has_died_of_that() -> None:
     with holdfast.DataLoader(range(SIZE), num_workers=3) as loader:
         iterator = iter(loader)
@@ -67,6 +73,7 @@ def test_of_two_deaths_reported_together_the_second_is_told_though_the_first_ren
         pids = [worker.pid for worker in iterator._workers]
         pool = iterator._pool
         with pool.lock:
+            assert eventually(lambda: idle(pool))
             for worker, pid in enumerate(pids):
                 assert isinstance(pid, int)
                 pool.supervisor.tell(ev.WorkerStalled(worker, 0, 0.0))
@@ -105,6 +112,7 @@ def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
         seen = next(iterator).tolist()
         pool: Any = iterator._pool
         with pool.lock:
+            assert eventually(lambda: idle(pool))
             # Or it would report the first of these deaths before it is killed itself.
             os.kill(pool.driver.resources.nursery.pid, signal.SIGSTOP)
             for worker in range(3):

@@ -1,5 +1,5 @@
 """A worker that has to wait for others is not taken for one that has stalled: for a processor, or
-for the trainer to read what it sends."""
+for the trainer to read what it sends. Nor is one that goes on at the last moment."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch.utils.data
 
 from holdfast import DataLoader
+from holdfast.autopsy.readers import procfs
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.faults]
@@ -83,3 +84,44 @@ def test_a_worker_whose_messages_are_not_read_yet_has_not_stalled() -> None:
             assert eventually(lambda: driver.resources.slots[0].channel.unread)
             before = time.monotonic()
             assert driver.progress(0).active >= before
+
+
+class Waits(torch.utils.data.Dataset[int]):
+    """Its first sample needs the other end of a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            os.read(self.pipe, 1)
+        return index
+
+
+def test_a_worker_that_goes_on_while_its_stack_is_about_to_be_dumped_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    activity, looks = procfs.activity, []
+
+    def goes_on(pid: int, roots: Any) -> Any:
+        """The trainer looks at what a stalled worker does, and just then that goes on."""
+        if not looks:
+            os.write(writing, b"x")
+            assert eventually(lambda: driver.progress(0).note.task != 0)
+        looks.append(pid)
+        return activity(pid, roots)
+
+    with DataLoader(Waits(reading), num_workers=1, batch_size=2, stall_timeout=0.3) as loader:
+        iterator: Any = iter(loader)
+        driver, pid = iterator._pool.driver, iterator._workers[0].pid
+        monkeypatch.setattr(procfs, "activity", goes_on)
+        assert torch.cat(list(iterator)).tolist() == list(range(8))
+        assert looks == [pid, pid]
+        assert iterator._workers[0].pid == pid
+        assert loader.incidents == []
+    os.close(reading)
+    os.close(writing)

@@ -21,7 +21,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -162,20 +162,25 @@ class Investigator:
             record["trainer_bytes"] = record.pop("trainer")
             self.logbook.memory(record)
 
-    def before_kill(self, worker: int) -> None:
-        """We are about to kill a worker for lack of progress: see what it is doing."""
+    def before_kill(self, worker: int, progress: Callable[[], object]) -> bool:
+        """We are about to kill a worker for lack of progress: see what it is doing. False if it
+        makes progress meanwhile."""
         live = self._workers.get(worker)
         if live is None:
-            return
+            return True
+        shown = progress()
         before = procfs.activity(live.pid, self.roots)
         time.sleep(_GLANCE)
         after = procfs.activity(live.pid, self.roots)
         threads = procfs.threads(live.pid, self.roots)
+        if progress() != shown:
+            return False
         live.saw(
             activity=after,
             busy=None if before is None or after is None else after.ticks > before.ticks,
             alone=None if threads is None else threads == 1,
         )
+        return True
 
     def reaped(
         self,

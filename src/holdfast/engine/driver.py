@@ -165,7 +165,8 @@ class Driver(Protocol):
         be done now."""
 
     def dump(self, worker: int, generation: int) -> None:
-        """Make a stalled worker write its stack and, if it can be ended, exit."""
+        """Make a stalled worker write its stack and, if it can be ended, exit. If it makes progress
+        just then, it may be left alone: `WorkerWentOn` is told instead."""
 
     def kill(self, worker: int, generation: int) -> None:
         """End a worker; its exit is told. Never called unless `limits.killable`."""

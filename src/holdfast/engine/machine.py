@@ -131,6 +131,7 @@ class Machine(Flow):
             ev.WorkerGrown: self._grown,
             ev.Rehearsed: self._rehearsed,
             ev.WorkerStalled: self._stalled,
+            ev.WorkerWentOn: self._went_on,
             ev.WorkersLost: self._workers_lost,
         }
 
@@ -274,6 +275,12 @@ class Machine(Flow):
             return NO_ACTIONS
         self._become(seat, SeatState.DUMPING, event.at + self.limits.kill_after)
         return (ev.Dump(seat.id, seat.generation),)
+
+    def _went_on(self, event: ev.WorkerWentOn) -> Sequence[ev.Action]:
+        seat = self.seats[event.worker]
+        if seat.state is SeatState.DUMPING:
+            self._become(seat, SeatState.RUNNING if seat.ready else SeatState.STARTING)
+        return NO_ACTIONS
 
     def _tick(self, event: ev.Ticked) -> Sequence[ev.Action]:
         actions: list[ev.Action] = []

@@ -7,7 +7,8 @@ A seat is in one of these states. Its `deadline`, if it has one, is a time for `
 | STARTING | a process was ordered, not ready yet   | `WorkerReady`: RUNNING                       |
 |          |                                        | `WorkerStalled`: `Dump`, DUMPING             |
 | RUNNING  | the process answers items              | `WorkerStalled`: `Dump`, DUMPING             |
-| DUMPING  | it stalled, and is to write its stack  | deadline: `Kill`, KILLING                    |
+| DUMPING  | it stalled, and is to write its stack  | `WorkerWentOn`: RUNNING, or STARTING         |
+|          |                                        | deadline: `Kill`, KILLING                    |
 | LEAVING  | it has announced that it exits         | deadline: `Kill`, KILLING                    |
 | KILLING  | SIGKILL was sent                       | deadline: `Abandon`, and no further deadline |
 | PAUSED   | no process; one is to be started later | deadline: `Start`, STARTING, or EMPTY if the |

@@ -86,6 +86,7 @@ class ProcessDriver:
     def connect(self, supervisor: Supervisor) -> None:
         options = self._options
         self._after = supervisor.after
+        self._tell = supervisor.tell
         self._inbox = Inbox(supervisor, self._slots, options.iterable)
         self._exits = Exits(
             supervisor,
@@ -166,8 +167,14 @@ class ProcessDriver:
                 self.resources.post(slot.channel, order("released", 0, None, released))
 
     def dump(self, worker: int, generation: int) -> None:
+        def progress() -> object:
+            shown = self.progress(worker)
+            return shown.note, shown.parts
+
+        if not self.investigator.before_kill(worker, progress):
+            self._tell(ev.WorkerWentOn(worker, generation))  # a slow step has just come to its end
+            return
         self._slots[worker].dumped = True
-        self.investigator.before_kill(worker)
         self._signal(worker, generation, signal.SIGABRT)
 
     def kill(self, worker: int, generation: int) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "WorkerRetired",
     "WorkerStalled",
     "WorkerStreamLost",
+    "WorkerWentOn",
 ]
 
 
@@ -130,3 +131,8 @@ class WorkerStalled(WorkerEvent):
     """The worker has made no progress for too long."""
 
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWentOn(WorkerEvent):
+    """The worker has made progress since it was said to have stalled, and was not signalled yet."""
