@@ -50,7 +50,7 @@ test-slow: $(VENV)/.has-test
 		-m 'slow and not frameworks and not report and not grafana and not ray' $(shell grep -v '^#' .ci/slow.txt) $(ALONE) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.has-test
-	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -m 'not frameworks and not report and not grafana and not ray' $(ALONE) $(PYTEST_ARGS)
+	HOLDFAST_THOROUGH=1 $(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -m 'not frameworks and not report and not grafana and not ray' $(ALONE) $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/.has-frameworks
 	$(RUN) -m pytest -n $(SIDE_BY_SIDE) --dist loadscope -m 'frameworks and not slow' $(PYTEST_ARGS)
