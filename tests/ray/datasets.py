@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-__all__ = ["Noisy", "Stream", "digest", "marked"]
+__all__ = ["Noisy", "Stream", "Waits", "digest", "marked"]
 
 
 def marked(path: Path) -> bool:
@@ -69,6 +69,21 @@ class Noisy(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         self.shift = 1000 * epoch
+
+
+class Waits(Dataset[int]):
+    """Sample 9 waits until this file exists."""
+
+    def __init__(self, go_on: Path) -> None:
+        self.go_on = go_on
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> int:
+        while index == 9 and not self.go_on.exists():
+            time.sleep(0.05)
+        return index
 
 
 class Stream(IterableDataset[Any]):

@@ -15,12 +15,13 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 import psutil
+import torch
 
 import holdfast
 from holdfast.engine.events import Limits
 from holdfast.ray import ray_driver, ray_method
 from holdfast.views.workers import WorkerMonitor
-from tests.ray.datasets import Noisy, Stream, digest
+from tests.ray.datasets import Noisy, Stream, Waits, digest
 from tests.ray.loaders import on_ray
 from tests.ray.stock import stock
 from tests.support.processes import eventually
@@ -181,6 +182,26 @@ def test_workers_for_which_there_is_no_processor_share_those_there_are(
         assert not loader.incidents
     assert "has no room for worker" in caplog.text
     assert "num_cpus=0" in caplog.text
+
+
+def test_a_worker_that_goes_on_before_it_is_ended_is_left_alone(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(kill_after=30.0, abandon_after=2.0, check_interval=0.2)
+    monkeypatch.setattr(ray_method, "LIMITS", limits)
+    dumped, go_on = [], tmp_path / "go on"
+    dump = ray_driver.RayDriver.dump
+
+    def goes_on(driver: Any, worker: int, generation: int) -> None:
+        dumped.append(worker)
+        dump(driver, worker, generation)
+        go_on.touch()
+
+    monkeypatch.setattr(ray_driver.RayDriver, "dump", goes_on)
+    with on_ray(Waits(go_on), batch_size=4, stall_timeout=3.0) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(24))
+        assert not loader.incidents
+    assert len(dumped) == 1
 
 
 def test_a_worker_that_hangs_is_named_with_its_node_and_stack_and_replaced(

@@ -166,7 +166,7 @@ class Driver(Protocol):
 
     def dump(self, worker: int, generation: int) -> None:
         """Make a stalled worker write its stack and, if it can be ended, exit. If it makes progress
-        just then, it may be left alone: `WorkerWentOn` is told instead."""
+        before it is ended, it may be left alone: then `WorkerWentOn` is told."""
 
     def kill(self, worker: int, generation: int) -> None:
         """End a worker; its exit is told. Never called unless `limits.killable`."""

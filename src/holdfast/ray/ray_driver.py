@@ -412,6 +412,9 @@ class RayDriver(MessageDriver[_Seat]):
         seat.active = self.clock()
         kind, *content = message
         if kind == "batch":
+            if self._supervisor.machine.seats[worker].state is SeatState.DUMPING:
+                seat.stalled, seat.stack = False, None  # it was slow, and has not been ended yet
+                self._supervisor.tell(ev.WorkerWentOn(worker, seat.generation))
             number, batch, mark, state, random = content
             self._answered(seat, random)
             seat.largest = max(seat.largest, batch.nbytes)
