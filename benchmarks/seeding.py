@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.worker.generator_states import default_generators_kept
 from holdfast.worker.randomness import OWN_AT, Randomness
 from holdfast.worker.sample_seeding import _RAW, _WORDS, SampleSeeds, kept_states
 
@@ -45,7 +46,7 @@ def main() -> None:
         torch.default_generator.manual_seed(1 << 60)
 
     def borrowed() -> None:
-        with seeds.borrowed_generators():
+        with default_generators_kept():
             pass
 
     def a_batch(randomness: Randomness) -> Callable[[], None]:

@@ -26,7 +26,6 @@ from holdfast.engine.iterator import WorkerIterator
 from holdfast.engine.sampler_draws import (
     SamplerDiffers,
     SamplerStart,
-    default_generators_kept,
     epoch_of,
     own_states,
     samplers_of,
@@ -38,7 +37,7 @@ from holdfast.told_changes import ToldChanges
 from holdfast.told_changes import check as check_change
 from holdfast.torchdata_states import from_torchdata, is_torchdatas
 from holdfast.worker.fetch import has_state
-from holdfast.worker.generator_states import global_states
+from holdfast.worker.generator_states import default_generators_kept, global_states
 
 log = logging.getLogger("holdfast")
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.worker import generator_states, sample_seeding
+from holdfast.worker.generator_states import default_generators_kept
 from holdfast.worker.sample_seeding import SampleSeeds
 
 MANY = 1_000_000
@@ -31,7 +32,7 @@ DRAW: dict[str, Callable[[], int]] = {
 
 @pytest.fixture(autouse=True)
 def _leave_no_trace() -> Any:
-    with SampleSeeds(0, 0).borrowed_generators():
+    with default_generators_kept():
         yield
 
 

@@ -36,7 +36,6 @@ from holdfast.engine.sampler_draws import (
     SamplerDraws,
     SamplerStart,
     begin_sampler_again,
-    default_generators_kept,
     draw_seed,
     first_missing_of,
 )
@@ -59,6 +58,7 @@ from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.told_changes import SetAttributes
 from holdfast.worker.exceptions import rebuild
+from holdfast.worker.generator_states import default_generators_kept
 from holdfast.worker.interface import Blueprint
 from holdfast.worker.sample_seeding import EpochSeeds
 from holdfast.worker.tolerant import DROPPED

@@ -16,7 +16,6 @@ began.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import logging
@@ -42,7 +41,12 @@ from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
 from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import has_state
-from holdfast.worker.generator_states import State, global_states, state_of
+from holdfast.worker.generator_states import (
+    State,
+    default_generators_kept,
+    global_states,
+    state_of,
+)
 
 log = logging.getLogger("holdfast")
 
@@ -163,18 +167,6 @@ class SamplerDiffers(Exception):
     def __init__(self, draw: int, of: int) -> None:
         super().__init__(draw, of)
         self.draw, self.of = draw, of
-
-
-@contextlib.contextmanager
-def default_generators_kept() -> Iterator[None]:
-    """Whatever is drawn inside from the default generators, they are afterwards as before."""
-    states = global_states()
-    before = [state.read() for state in states]
-    try:
-        yield
-    finally:
-        for state, raw in zip(states, before, strict=True):
-            state.write(raw)
 
 
 @dataclass

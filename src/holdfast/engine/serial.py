@@ -25,7 +25,6 @@ from holdfast.engine.sampler_draws import (
     SamplerDraws,
     SamplerStart,
     begin_sampler_again,
-    default_generators_kept,
 )
 from holdfast.engine.serial_stream import SerialStream
 from holdfast.errors import StreamLost, TooManyBadSamples, WorkerError
@@ -48,6 +47,7 @@ from holdfast.told_changes import AT_ONCE
 from holdfast.worker import loaded_state
 from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
+from holdfast.worker.generator_states import default_generators_kept
 from holdfast.worker.randomness import Randomness
 from holdfast.worker.sample_seeding import SampleSeeds
 from holdfast.worker.stream_resumption import at_the_end, end_epoch, opened
@@ -244,8 +244,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
 
     def _borrowed_generators(self) -> contextlib.AbstractContextManager[None]:
         """With seeding="sample", samples leave the trainer's random state as it was."""
-        seeds = self._seeds
-        return contextlib.nullcontext() if seeds is None else seeds.borrowed_generators()
+        return contextlib.nullcontext() if self._seeds is None else default_generators_kept()
 
     def _own_fetcher(self) -> MapFetcher | IterableFetcher:
         kind = IterableFetcher if isinstance(self._dataset, IterableDataset) else MapFetcher

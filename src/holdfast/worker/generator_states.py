@@ -14,6 +14,7 @@ No code of the user's runs: for subclasses the methods of the base class are cal
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -21,7 +22,7 @@ import pickle
 import random
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -97,6 +98,17 @@ def global_states() -> list[State]:
         _of_random(_PYTHONS),
         _of_random_state(_NUMPYS),
     ]
+
+
+@contextlib.contextmanager
+def default_generators_kept() -> Iterator[None]:
+    """Whatever is drawn inside from the default generators, they are afterwards as before."""
+    before = [(state, state.read()) for state in global_states()]
+    try:
+        yield
+    finally:
+        for state, raw in before:
+            state.write(raw)
 
 
 class _PlainUnpickler(pickle.Unpickler):

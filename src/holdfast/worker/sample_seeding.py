@@ -26,11 +26,10 @@ position is all the random state that a worker has then.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.samples.sample_keys import description_of
-from holdfast.worker.generator_states import State, global_states, twister_setters
+from holdfast.worker.generator_states import State, twister_setters
 
 # Kinds of requests. Each has a second one, for keys that are no whole numbers of 64 bits.
 _SAMPLE, _BATCH, _ELEMENT, _BATCH_OF_STREAM = 0, 2, 4, 6
@@ -154,18 +153,6 @@ class SampleSeeds(State):
 
     def write(self, raw: bytes) -> None:
         (self.position,) = _POSITION.unpack_from(raw)
-
-    # -- in the main process --------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def borrowed_generators(self) -> Iterator[None]:
-        """Afterwards the global generators are as they were: they are the trainer's."""
-        before = [(state, state.read()) for state in global_states()]
-        try:
-            yield
-        finally:
-            for state, raw in before:
-                state.write(raw)
 
 
 def _torch_setter(generator: torch.Generator) -> _SetTorch:
