@@ -125,7 +125,7 @@ def test_each_rung_is_climbed_once_and_again_after_it_was_down() -> None:
     assert ladder.climb(690) is Rung.NOTHING
     assert ladder.climb(700) is Rung.TIDY
     assert ladder.climb(750) is Rung.NOTHING
-    assert ladder.climb(860) is Rung.CLEAN
+    assert ladder.climb(860) is Rung.TIDY
     assert ladder.climb(870) is Rung.NOTHING
     assert ladder.climb(590) is Rung.NOTHING
     assert ladder.climb(700) is Rung.TIDY

@@ -1,9 +1,9 @@
 """How large a worker may grow, and what it does on the way there.
 
-Above 70 % of its limit it collects garbage and gives free memory back. Above 85 % it does so before
-it takes another task. Above the limit it exits, and a new process takes its place. Each step is
-taken once. It is repeated only when the worker has grown by another tenth of the limit, or was
-below 60 % in between: a worker whose memory is simply in use must not spend its time collecting.
+Above 70 % of its limit it collects garbage and gives free memory back, before it takes another
+task. It does so again only when it has grown by another tenth of the limit, or was below 60 % in
+between: a worker whose memory is simply in use must not spend its time collecting. Above the limit
+it exits, and a new process takes its place.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Final
 from holdfast.limits.shares import LEAST, shares
 
 TIDY: Final = 0.70
-CLEAN: Final = 0.85
-BACK: Final = 0.60  # below this all steps may be taken again
+BACK: Final = 0.60  # below this it may tidy up at once again
 STEP: Final = 0.10
 ALONE: Final = 0.8
 """The part of the free memory that one worker may allocate in a control group with a limit, where
@@ -32,7 +31,6 @@ class Rung(Enum):
 
     NOTHING = "nothing"
     TIDY = "tidy"
-    CLEAN = "clean"
     GO = "go"
 
 
@@ -86,4 +84,4 @@ class Ladder:
         if level < TIDY or level < self._tried + STEP:
             return Rung.NOTHING
         self._tried = level
-        return Rung.CLEAN if level >= CLEAN else Rung.TIDY
+        return Rung.TIDY
