@@ -96,13 +96,13 @@ dist: $(VENV)/.has-dist
 	$(RUN) .ci/try_wheel.py dist/*.whl
 
 docs: $(VENV)/.has-docs
-	$(RUN) -m holdfast.explain.catalogue_pages --check docs/causes
+	$(RUN) .ci/causes.py --check docs/causes
 	$(RUN) -m pytest tests/docs $(PYTEST_ARGS)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 	@echo 'the site: build/site/index.html'
 
 causes: $(VENV)/.has-test
-	$(RUN) -m holdfast.explain.catalogue_pages docs/causes
+	$(RUN) .ci/causes.py docs/causes
 
 clean:
 	rm -rf $(VENV) $(VENV)-ray .versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,6 @@
 """The catalogue as pages of the docs, so that the two can never differ.
 
-``python -m holdfast.explain.catalogue_pages docs/causes`` writes them; with ``--check`` it only
-says whether they are up to date.
+``make causes`` writes them; with ``--check`` this only says whether they are up to date.
 """
 
 from __future__ import annotations
