@@ -322,15 +322,13 @@ def reduced(value: Any) -> Any:
         return value
     state = value[2]
     attributes = state[0] if isinstance(state, tuple) and len(state) == 2 else state
-    if not isinstance(attributes, dict) or not _is_ours(attributes.get("_iterator")):
+    if not isinstance(attributes, dict):
+        return value
+    if not isinstance(attributes.get("_iterator"), WorkerIterator):
         return value
     attributes = {**attributes, "_iterator": None}
     state = (attributes, state[1]) if isinstance(state, tuple) else attributes
     return (*value[:2], state, *value[3:])
-
-
-def _is_ours(iterator: Any) -> bool:
-    return isinstance(iterator, WorkerIterator)
 
 
 def _in_child(totals: Totals = totals) -> None:

@@ -108,7 +108,8 @@ class Housekeeper:
         self._statm = _open_statm()
         self._birth = self._anonymous()
         self._trimmed = 0
-        self._measured = True  # there is a measurement that `point` has not returned yet
+        self.measured = True
+        """Whether all pages were measured since the last `point`."""
         self.batches = 0
         """Batches made so far; counted by the worker's loop."""
         self._copied = 0  # bytes of inherited pages that it has copied, beyond those that all copy
@@ -143,7 +144,7 @@ class Housekeeper:
 
     def point(self, arena: int) -> Point:
         """A measurement, to be compared with others."""
-        self._measured = False
+        self.measured = False
         return Point(
             time.monotonic(),
             self.batches,
@@ -153,11 +154,6 @@ class Housekeeper:
             sys.getallocatedblocks(),
             arena,
         )
-
-    @property
-    def measured(self) -> bool:
-        """Whether there is a new measurement of all pages."""
-        return self._measured
 
     def begin(self) -> None:
         """The worker is set up: what exists now is not collected any more."""
@@ -243,7 +239,7 @@ class Housekeeper:
         self._collect_if_grown()
         if now >= self._walk_at:
             took = self._measure_copies()
-            self._measured = True
+            self.measured = True
             self._walk_at = now + max(SELDOM, 100 * took)
         elif self._may_have_copied():
             self._measure_copies()
