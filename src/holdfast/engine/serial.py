@@ -72,7 +72,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         stats: Stats,
         ledger: Ledger,
         epochs: EpochCounter,
-        bookmark: Bookmark | None = None,
+        bookmark: Bookmark,
         resumed: Checkpoint | None = None,
         origin: LoaderIdentity = _UNNAMED,
         logbook: Logbook | None = None,
@@ -94,7 +94,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if not iterable:
             start = SamplerStart.of(loader, before_seed=True)
             self._draws = SamplerDraws(start, oldest=_number_of(weakref.ref(self)))
-        before = None if bookmark is None else bookmark.before
+        before = bookmark.before
         if resumed is not None and resumed.finished and iterable:
             before = resumed
             _leave_as_before(loader, resumed)
@@ -128,7 +128,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._stream: SerialStream | None = None
         if iterable and not continues:  # its generators are noted before iter(dataset) is called
             resting = _state_at_end(before)
-            if bookmark is not None and bookmark.left is not None:
+            if bookmark.left is not None:
                 size = loader.batch_size if self._auto_collation else 1
                 resting = _state_where_left(bookmark.left, size)
             self._stream = SerialStream(self, resting=resting)
@@ -150,12 +150,11 @@ class SerialIterator(SingleProcessDataLoaderIter):
         if self._progress is not None:
             weakref.finalize(self, self._progress.end)  # also at the exit of the program
         self._bookmark = bookmark
-        if bookmark is not None:
-            if bookmark.waiting is not None and resumed is None:
-                self._randomness.own.restore(bookmark.waiting)
-            bookmark.waiting = None
-            bookmark.now = weakref.WeakMethod(self.checkpoint)
-            bookmark.draw = weakref.WeakMethod(self._next_draw)
+        if bookmark.waiting is not None and resumed is None:
+            self._randomness.own.restore(bookmark.waiting)
+        bookmark.waiting = None
+        bookmark.now = weakref.WeakMethod(self.checkpoint)
+        bookmark.draw = weakref.WeakMethod(self._next_draw)
         stats.epochs += 1
 
     def _begin_fetcher(self) -> None:
@@ -317,10 +316,9 @@ class SerialIterator(SingleProcessDataLoaderIter):
             if self._stream is not None and not self._ended:
                 self._stream.end()
             self._ended = True
-            if self._bookmark is not None:
-                self._bookmark.last = last = self.checkpoint()
-                if self._randomness.own.waiting:  # no batch was left to make these generators
-                    self._bookmark.waiting = last.workers[0].random_state
+            self._bookmark.last = last = self.checkpoint()
+            if self._randomness.own.waiting:  # no batch was left to make these generators
+                self._bookmark.waiting = last.workers[0].random_state
             raise
 
     def _next_plain(self) -> Any:
@@ -496,7 +494,7 @@ def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:
 
 
 def open_account(
-    iterator: Any, options: Settings, ledger: Ledger, resumed: Checkpoint | None = None
+    iterator: Any, options: Settings, ledger: Ledger, resumed: Checkpoint | None
 ) -> Account | None:
     """The books of an epoch; None if bad samples raise as with torch."""
     if options.policy is None:

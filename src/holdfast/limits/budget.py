@@ -95,9 +95,9 @@ class Budget:
 class Share:
     """What one pool has in flight, as its machine counts it, and what it may have."""
 
-    def __init__(self, budget: Budget | None = None, ceiling: int | None = None) -> None:
+    def __init__(self, budget: Budget, ceiling: int | None = None) -> None:
         """`ceiling`: bytes that the way from the workers to the trainer has room for."""
-        self.budget = Budget(None) if budget is None else budget
+        self.budget = budget
         self.ceiling = ceiling
         self.in_flight = 0
         self.set_aside = 0

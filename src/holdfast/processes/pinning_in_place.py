@@ -36,7 +36,7 @@ def pinner(device: str | None, index: int, limit: int | Literal["auto"], whose: 
     memory = procfs.meminfo()
     if limit == "auto":
         limit = 0 if memory is None else memory.total // SHARE
-    return PinInPlace(device, index, quota(limit), whose=whose)
+    return PinInPlace(device, index, quota(limit), whose)
 
 
 def unavailable(device: str | None) -> str | None:
@@ -58,15 +58,12 @@ class PinInPlace(CopyToPinned):
         device: str | None,
         index: int,
         quota: Quota,
-        *,
-        whose: str = "",
-        memory: Callable[[], HostMemory] | None = None,
+        whose: str,
     ) -> None:
-        """`whose` stands before what is logged; `memory` makes the device's driver."""
+        """`whose` stands before what is logged."""
         super().__init__(device, index)
         self._quota = quota
         self._whose = whose
-        self._make_memory = memory or functools.partial(CudaHostMemory, index)
         self._memory: HostMemory | None = None
         self._thread: PinningThread | None = None
         self._arenas: list[PinnedBlocks] = []
@@ -76,7 +73,7 @@ class PinInPlace(CopyToPinned):
         super().begin(thread)
         self._thread = thread
         try:
-            self._memory = self._make_memory()
+            self._memory = CudaHostMemory(self._index)
         except Exception as error:
             self._give_up(repr(error))
 

@@ -182,7 +182,7 @@ class StderrTee:
             self._read(self._streams[fd])
         self._forward()
 
-    def drain(self, worker: int, *, reported: bool = False) -> None:
+    def drain(self, worker: int, *, reported: bool) -> None:
         """A worker is dead: read all that it has written, even if it cannot be forwarded yet.
 
         `reported`: its death will be reported in the log, as a rule on this very terminal. The

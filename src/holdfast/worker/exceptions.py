@@ -51,9 +51,6 @@ class Failure:
 
 def describe(error: BaseException, *, position: int | None, step: str) -> Failure:
     """In the worker: put `error` into a form that can be sent."""
-    text = "".join(
-        traceback.format_exception(type(error), error, without_our_frames(error.__traceback__))
-    )
     types = tuple(
         pickled
         for kind in type(error).__mro__
@@ -62,7 +59,7 @@ def describe(error: BaseException, *, position: int | None, step: str) -> Failur
     errno = getattr(error, "errno", None)
     return Failure(
         name=type(error).__name__,
-        text=text,
+        text=_text_of(error),
         types=types,
         original=_pickled(error),
         attributes={
@@ -84,14 +81,13 @@ def rebuild(
     keys: Sequence[Any] | None,
     batch: int,
     worker_id: int,
-    called: str | None = None,
-    name_of: Callable[[Any], str | None] = lambda index: None,
-    whose: str = "",
+    called: str,
+    name_of: Callable[[Any], str | None],
+    whose: str,
 ) -> BaseException:
     """In the main process: the exception to raise. `keys`: of the samples in `index`, if that is a
     batch of them; `called`: what the worker is called; `whose`: words before it, see
     `loader_identity`."""
-    called = called or f"worker process {worker_id}"
     message = f"Caught {failure.name} in DataLoader {called}.\nOriginal {failure.text}"
     sample, words = _origin(failure, index, keys, batch, worker_id, name_of)
     message = f"{message}\nholdfast: {whose}{words}"
@@ -105,17 +101,20 @@ def rebuild(
 def rebuild_here(error: BaseException, where: str) -> BaseException:
     """The exception to raise for one that was raised in another thread of this process, in torch's
     words. It holds no reference to the frames in which that was raised."""
-    text = "".join(
-        traceback.format_exception(type(error), error, without_our_frames(error.__traceback__))
-    )
     name = type(error).__name__
-    rebuilt = _construct(type(error), name, f"Caught {name} {where}.\nOriginal {text}", error)
+    message = f"Caught {name} {where}.\nOriginal {_text_of(error)}"
+    rebuilt = _construct(type(error), name, message, error)
     for attribute, value in getattr(error, "__dict__", {}).items():
         try:
             setattr(rebuilt, attribute, value)
         except Exception:  # read-only
             continue
     return rebuilt
+
+
+def _text_of(error: BaseException) -> str:
+    trace = without_our_frames(error.__traceback__)
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _origin(
