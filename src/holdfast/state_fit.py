@@ -67,7 +67,7 @@ def fitted(
         )
         checkpoint = replace(checkpoint, workers=tuple(without))
     if checkpoint is None or (checkpoint.finished and not loader.persistent_workers):
-        # Nothing of the workers is continued: only who draws what in the next epochs matters.
+        # Nothing of the workers is continued. Only what decides on the next epochs has to fit.
         for name in _OF_WORKERS - {"persistent_workers"} | {"batch_size", "drop_last"}:
             differences.pop(name, None)
     if differences and strict:

@@ -1,4 +1,4 @@
-"""States that torchdata's StatefulDataLoader has written, for users who come from it.
+"""States that torchdata's StatefulDataLoader has written, for programs that used it before.
 
 Such a state says how many batches were had and with which seed the workers began. A shuffled order
 follows from the state of a generator in it. Iterable datasets have their own states in it.

@@ -29,7 +29,7 @@ class Bell:
         self.waiting = False
         """Whether a thread waits for answers."""
         self.consumer_waits = False
-        """Whether that is the consumer, who then draws from no random generator."""
+        """Whether that is the consumer, which then draws from no random generator."""
         self.patient = False
         """Whether it waits for more than one answer: see `threads.turns`."""
         self.waits = 0

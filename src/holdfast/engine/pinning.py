@@ -4,7 +4,7 @@ Pinning a batch of 40 MB takes some milliseconds, which the training step would 
 it. So a thread unpacks and pins the batches that have arrived, ahead of the consumer and in the
 order in which they will be delivered.
 
-Who does what:
+The threads and what they do:
 
 - The consumer, and the background thread between two calls of `next()`, hear the workers under the
   pool's lock. Each batch that arrives is passed to `PinningThread.accept`, and what that returns

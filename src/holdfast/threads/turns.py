@@ -4,8 +4,8 @@ While one thread runs Python code no other can: there is one lock for the interp
 threads want it, each call that releases it for a moment (most of torch's do) wakes another, and for
 small batches this takes longer than to make them. So it is quicker if only one thread is awake at a
 time: a worker makes all the batches that were ordered from it, then wakes the next worker that has
-orders, and the last one wakes the consumer, who finds several batches at once. Meanwhile an order
-wakes no worker.
+orders, and the last one wakes the consumer, which finds several batches at once. Meanwhile an
+order wakes no worker.
 
 Where batches are loaded outside of the lock (decoding, files, network), or where the consumer works
 outside of it, that would be wrong: then as many threads as possible should be awake. Which is
