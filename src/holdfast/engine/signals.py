@@ -265,10 +265,8 @@ def raised_by_handler(error: BaseException) -> bool:
 def _code_of(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
-    if not callable(
-        handler
-    ):  # SIG_DFL, SIG_IGN; their class is an enumeration, which has a __call__
-        return None
+    if not callable(handler):
+        return None  # SIG_DFL, SIG_IGN: their class is an enumeration, which has a __call__
     if not hasattr(handler, "__code__"):
         handler = inspect.getattr_static(type(handler), "__call__", None)
     return getattr(handler, "__code__", None)

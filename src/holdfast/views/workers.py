@@ -22,8 +22,8 @@ from holdfast.autopsy.worker_status import STATUS_NAME, read_status
 _WORKER = "pt_data_worker"
 _TICKS = os.sysconf("SC_CLK_TCK")
 SMAPS_TIME_SHARE = 0.01
-USES = 10  # readings after which all descriptors of a process are looked at again
 """The fraction of time that may be spent reading smaps, which takes long for large processes."""
+USES = 10  # readings after which all descriptors of a process are looked at again
 
 
 @dataclass(frozen=True)

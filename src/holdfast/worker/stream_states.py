@@ -24,9 +24,8 @@ States = tuple[Any, Any]  # of the dataset, and of its iterator
 AHEAD: Final = 4  # elements after a failure that are drawn to compare them
 MOST_BAD: Final = 16  # bad ones in a row, before these
 _GOOD, _BAD, _END = "good", "bad", "end"
-_Outcome = tuple[
-    str, int
-]  # of asking for an element: which of these, and what tells it from others
+_Outcome = tuple[str, int]
+"""Of asking for an element: which of these three, and what tells it from others."""
 
 
 class _Place:
