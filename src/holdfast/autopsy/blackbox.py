@@ -90,6 +90,11 @@ class Note(NamedTuple):
     step: str
     since: float  # when this step began; the position may have changed since
 
+    @property
+    def phase(self) -> str:
+        """The step; "replay" for batches without a number, which were delivered before."""
+        return "replay" if self.step in ("fetch", "collate") and self.task is None else self.step
+
     def in_words(self, now: float) -> str:
         """What it is doing, and for how long."""
         words = self.step

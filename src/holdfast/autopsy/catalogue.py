@@ -99,6 +99,11 @@ GROUPS: dict[str, tuple[Cause, ...]] = {
 CATALOGUE: dict[str, Cause] = {cause.slug: cause for group in GROUPS.values() for cause in group}
 
 
+def title_of(slug: Any) -> str:
+    """What a cause is called, after the words "a worker"."""
+    return CATALOGUE[slug].title if slug in CATALOGUE else "ended for an unknown reason"
+
+
 class UnknownCause(LookupError):
     """There is no cause of that name."""
 

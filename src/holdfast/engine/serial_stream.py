@@ -213,12 +213,8 @@ class SerialStream:
         if state is not None and state["dataset"] is not None:
             loaded_state.load(iterator._dataset, state["dataset"])
         iterator.begin_stream()
-        if state is None:
-            return
-        fetcher = self._fetcher()
-        if state["iterator"] is not None:
-            fetcher.iterator.load_state_dict(state["iterator"])
-        fetcher.ended, fetcher.ahead, fetcher.made = state["ended"], state["ahead"], state["made"]
+        if state is not None:
+            self._fetcher().go_on_from(state)
 
 
 class _Fetcher:

@@ -265,9 +265,7 @@ class Exits:
         slot, boxes, options = self._slots[worker], self._resources.boxes, self._options
         slot.occupied = False
         note = boxes.note(worker)
-        step = note.step
-        if step in ("fetch", "collate") and note.task is None:
-            step = "replay"  # batches without a number are those that were delivered before
+        step = note.phase
         own, stack = boxes.own_signal(worker), tidy(boxes.take_dump(worker))
         stalled = kind in ("stalled", "unkillable")
         inherited = kind == "stalled" and self._investigator.stalled_on_inherited_lock(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.catalogue import title_of
 from holdfast.autopsy.logbook import KINDS
 from holdfast.run_report.bottleneck import find_bottleneck
 from holdfast.run_report.curves import Grid, number, total
@@ -153,7 +153,7 @@ def _incidents(records: Sequence[Record]) -> tuple[list[dict[str, Any]], int]:
         card = texts(one, ("time", "rank", "loader", "cause", "confidence", "kind"), SHORT)
         card |= texts(one, ("sample", "sample_name", "worker_id", "step", "exact"), SHORT)
         card |= texts(one, ("text", "action"), longest)
-        card["title"] = _title(card["cause"])
+        card["title"] = title_of(card["cause"])
         card["because"] = [cut(reason, longest) for reason in list_of(one.get("because"))[:most]]
         card["remedies"] = [
             {name: cut(remedy.get(name) or "", longest) for name in ("text", "command")}
@@ -182,13 +182,9 @@ def _evidence(found: Any) -> dict[str, str]:
 def _causes(incidents: Iterable[Record]) -> list[dict[str, Any]]:
     counts = Counter(str(one.get("cause")) for one in incidents)
     return [
-        {"cause": cut(cause), "count": count, "title": _title(cause)}
+        {"cause": cut(cause), "count": count, "title": title_of(cause)}
         for cause, count in counts.most_common(50)
     ]
-
-
-def _title(cause: Any) -> str:
-    return CATALOGUE[cause].title if cause in CATALOGUE else "ended for an unknown reason"
 
 
 def _bad_samples(records: Sequence[Record]) -> list[dict[str, Any]]:

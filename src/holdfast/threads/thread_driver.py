@@ -199,15 +199,12 @@ class ThreadDriver(MessageDriver[_Seat]):
         seat = self._seats[number]
         seat.worker = None
         note = seat.notes.read()
-        step = note.step
-        if step in ("fetch", "collate") and note.task is None:
-            step = "replay"  # batches without a number are those that were delivered before
         exit = ev.Exit(
             self.clock(),
             kind,
             task=note.task,
             position=note.position,
-            step=step,
+            step=note.phase,
             stack=seat.stack,
             no_way=self._no_way(seat),
             **facts,

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.autopsy.catalogue import CATALOGUE
+from holdfast.autopsy.catalogue import CATALOGUE, title_of
 from holdfast.autopsy.machine_facts import in_words
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.run_report.logged_run import LoggedRun
@@ -121,8 +121,7 @@ def _summary(out: Console, run: LoggedRun) -> None:
             "may be missing or come twice (holdfast explain stream-not-repeatable)."
         )
     for cause, count in causes.most_common():
-        title = CATALOGUE[cause].title if cause in CATALOGUE else "ended for an unknown reason"
-        out.print(f"  {count} × {cause}: a worker {title}")
+        out.print(f"  {count} × {cause}: a worker {title_of(cause)}")
         if cause in CATALOGUE:
             last = [one for one in run.incidents if one.get("cause") == cause][-1]
             for remedy in list(last.get("remedies") or ())[:2]:

@@ -260,6 +260,12 @@ class IterableFetcher(Fetcher):
             raise StopIteration
         return self._collate(task, data)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Go on from a state of the stream, whose dataset has loaded its part."""
+        if state["iterator"] is not None:
+            self.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+        self.ended, self.ahead, self.made = state["ended"], state["ahead"], state["made"]
+
     # -- seeding="sample" ------------------------------------------------------------------
 
     @property

@@ -144,11 +144,7 @@ class Replica:
         self.fetcher.tidy = self.host.between_samples
         self.fetcher.remark = self.host.remark
         if isinstance(self.fetcher, IterableFetcher) and state is not None:
-            if state["iterator"] is not None:
-                self.fetcher.iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
-            self.fetcher.ended = state["ended"]
-            self.fetcher.ahead = state["ahead"]
-            self.fetcher.made = state["made"]
+            self.fetcher.go_on_from(state)
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
         """What may have random generators that are this worker's own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.autopsy.catalogue import CATALOGUE, UNKNOWN
+from holdfast.autopsy.catalogue import title_of
 from holdfast.autopsy.cause import Confidence, Remedy
 from holdfast.autopsy.evidence import Evidence
 from holdfast.autopsy.stack import innermost, users
@@ -27,9 +27,7 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        if self.cause == UNKNOWN:
-            return "ended for an unknown reason"
-        return CATALOGUE[self.cause].title
+        return title_of(self.cause)
 
 
 def verdict(
