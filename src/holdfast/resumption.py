@@ -327,7 +327,7 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
         checkpoint = replace(
             checkpoint, due=there.told.due_changes(), told_later=tuple(loaded.told_later)
         )
-    keeps: Callable[[], Any] = contextlib.nullcontext
+    keeps: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     if checkpoint is not None and not checkpoint.finished:
         keeps = default_generators_kept
         there.epochs.go_on(loader, checkpoint.epoch)
@@ -335,8 +335,8 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     elif loaded.generators is not None:
         loaded.generators.restore(loader, default=False, between_epochs=True)
     try:
-        with keeps():
-            yield bookmark, checkpoint
+        with keeps() as program:
+            yield bookmark, checkpoint and replace(checkpoint, program=program)
             _restore_generators(loader, loaded, bookmark)
     except SamplerDiffers as differs:
         raise StateError(

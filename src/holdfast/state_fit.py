@@ -243,6 +243,7 @@ def _nearest(
             made = replace(made, samples=samples)
         had = min(made.yielded, done)
         made = replace(made, yielded=had, done=done, first_missing=done, had_later=(), workers=())
+        made = replace(made, drawn=-1)
     if {"num_workers", "worker_method", "kind"} & why.keys() or not made.workers:
         made = replace(made, workers=_anew(done, max(1, loader.num_workers), iterable))
         made = replace(made, turn=done % max(1, loader.num_workers))

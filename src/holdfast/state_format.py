@@ -70,7 +70,7 @@ def _epoch(one: Checkpoint) -> dict[str, Any]:
         "sample_seed": None if one.sample_seed is None else list(one.sample_seed),
         "done": one.done,
         "turn": one.turn,
-        "drawn": one.drawn,
+        "drawn": one.drawn + one.waiting,
         "first_missing": one.first_missing,
         "had_later": list(one.had_later),
         "index": one.index,

@@ -729,6 +729,57 @@ def test_a_sampler_that_shares_its_generator_with_samples_is_noticed() -> None:
         iter(loader)
 
 
+class Rolling(torch.utils.data.Sampler[int]):
+    """Draws each index from torch's default generator when it is asked for it."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __iter__(self) -> Any:
+        for _ in range(60):
+            yield int(torch.randint(1000, ()))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((2, 2, 0), (2, 4, 9), (2, 1, 5), (2, 2, 99)),
+        ((2, 2, 0), (0, None, 3), (1, 3, 9), (0, None, 99)),
+        ((3, 2, 5), (1, 1, 1), (1, 1, 4), (2, 3, 99)),
+        ((2, 4, 7), (0, None, 1), (0, None, 99)),
+    ],
+)
+def test_a_sampler_that_draws_from_the_programs_generators_goes_on_where_it_is_asked_earlier_or_later(
+    parts: Any,
+) -> None:
+    """Each part has its `num_workers` and `prefetch_factor`: so many indices are drawn ahead."""
+
+    def make(workers: int, prefetch: int | None) -> Any:
+        return DataLoader(Numbers(1000), 2, sampler=Rolling(), num_workers=workers,
+                          prefetch_factor=prefetch, seeding="sample")  # fmt: skip
+
+    torch.manual_seed(5)
+    expected = values(make(0, None)) + values(make(0, None))
+    torch.manual_seed(5)
+    found: Values = []
+    state: Any = None
+    program = torch.get_rng_state()
+    for workers, prefetch, batches in parts:
+        loader = make(workers, prefetch)
+        if state is not None:
+            loader.load_state_dict(state)
+            torch.set_rng_state(program)
+        iterator = iter(loader)
+        found += [batch.tolist() for _, batch in zip(range(batches), iterator, strict=False)]
+        state, program = json.loads(json.dumps(loader.state_dict())), torch.get_rng_state()
+        del iterator
+        loader.close()
+        torch.manual_seed(6)
+    torch.set_rng_state(program)
+    found += values(make(0, None))
+    assert found == expected
+
+
 def test_a_state_at_the_start_of_a_later_epoch_waits_for_workers_that_are_behind() -> None:
     """They are busy with an epoch that was left early."""
 

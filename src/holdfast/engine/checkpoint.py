@@ -139,7 +139,8 @@ class Checkpoint:
     epoch: int  # its number among those that the loader has begun
     sample_seed: tuple[int, int] | None  # with seeding="sample": the seed and the epoch
     begun: Any  # a `SamplerStart`; None for an iterable dataset
-    drawn: int = 0  # how often the sampler was asked
+    drawn: int = 0  # how often the sampler was asked; -1 if that is not known
+    waiting: int = 0  # and how often besides, for indices that are no task yet
     first_missing: int = 0  # the first draw whose batch the consumer has not had
     had_later: tuple[int, ...] = ()  # draws after it whose batch it has had (in_order=False)
     index: int | None = None  # the fingerprint of the index of the last batch
@@ -157,6 +158,7 @@ class Checkpoint:
     """Changes that were told after this was taken, and are made already: again after states of the
     dataset are loaded, which would undo them."""
     samples: int | None = None  # to leave out, where batches have another size now
+    program: Any = None  # `KeptGenerators`, while an iterator is made that goes on from here
 
     def position(self) -> Position:
         """For the machine that goes on from here."""

@@ -95,6 +95,7 @@ class Checkpointing:
             sample_seed=epoch.seeds.samples,
             begun=None if draws is None else draws.start,
             drawn=drawn,
+            waiting=0 if draws is None else len(draws.waiting),
             first_missing=first_missing,
             had_later=had_later,
             index=fingerprint(epoch.last_index) if has_had else None,

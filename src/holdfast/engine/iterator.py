@@ -229,6 +229,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         self._account = account = open_account(self, self._options, self._records.ledger, resumed)
         if draws is not None:
             draws.watch(self)
+            draws.waiting = self._ahead
         self._ahead.clear()
         self._due.clear()
         if continues:
@@ -243,6 +244,8 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             self._tell_again(resumed)
         plain = account is None and not self._ahead and not self._due
         draw = self._next_index if plain else self._draw
+        if continues and resumed is not None and draws is not None and draws.draws_from_default():
+            draw = functools.partial(self._draw_beyond, resumed)
         later = resumed is not None and resumed.finished and self._persistent_workers and iterable
         if first_iter and not later:
             self._pool.fill(draw, account, draws, resumed if continues else None)
@@ -295,6 +298,13 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             change(self._dataset)
             self._pool.announce(pickle.dumps(change, 5))
         return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
+
+    def _draw_beyond(self, resumed: Checkpoint) -> Any:
+        """The same while this is made: draws that the run before has not made are the program's."""
+        if self._ahead or resumed.program is None or resumed.drawn < 0:
+            return self._draw()
+        with resumed.program.given_back():
+            return self._draw()
 
     def __next__(self) -> Any:
         if profiler_enabled():

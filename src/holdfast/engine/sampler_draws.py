@@ -21,7 +21,7 @@ import itertools
 import logging
 import pickle
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -183,6 +183,7 @@ class SamplerDraws:
     """Which draws the first tasks of a resumed epoch are, where they do not follow one another."""
     begun_at: int = 0  # the number of the first of these tasks
     ended: int | None = None  # draws after which a stateful sampler has no more, if that is known
+    waiting: Sized = ()  # indices that were drawn, and are no task yet
 
     def ordinal(self, task: int) -> int:
         """Which draw the task of this number is."""
@@ -232,11 +233,30 @@ class SamplerDraws:
         compares = resumed.index is not None and begin < resumed.first_missing
         if compares and fingerprint(copy_index(index)) != resumed.index:
             raise SamplerDiffers(last, resumed.first_missing)
+        reached, left_out = resumed.first_missing, []
         if had:
             between = range(resumed.first_missing, max(had) + 1)
             drawn = [iterator._draw() for _ in between]
             self.first = tuple(number for number in between if number not in had)
-            iterator._ahead.extend(drawn[number - between.start] for number in self.first)
+            reached = between.stop
+            left_out = [drawn[number - between.start] for number in self.first]
+        if not begin and self.draws_from_default():
+            self._draw_as_far(iterator, resumed.drawn - reached)
+        iterator._ahead.extendleft(reversed(left_out))
+
+    def draws_from_default(self) -> bool:
+        """Whether the sampler may draw from default generators, and has no state that says where
+        it is."""
+        return not self.stateful and any(state is not None for state in self.start.default)
+
+    def _draw_as_far(self, iterator: Any, ahead: int) -> None:
+        """Have so many indices ahead, as when the run was broken off: the program's generators, to
+        which later draws belong, are as they were after these."""
+        while len(iterator._ahead) < ahead:
+            try:
+                iterator._ahead.append(copy_index(iterator._next_index()))
+            except StopIteration:
+                break
 
     def _shuffle_as(self, iterator: Any, state: bytes) -> None:
         """Give this epoch the order that a random sampler makes with this generator."""

@@ -100,15 +100,43 @@ def global_states() -> list[State]:
     ]
 
 
+class KeptGenerators:
+    """The default generators as the program has them, while others draw from them."""
+
+    def __init__(self) -> None:
+        self._states = global_states()
+        self._kept = self._read()
+
+    def _read(self) -> list[bytes]:
+        return [state.read() for state in self._states]
+
+    def _write(self, raw: list[bytes]) -> None:
+        for state, one in zip(self._states, raw, strict=True):
+            state.write(one)
+
+    def put_back(self) -> None:
+        self._write(self._kept)
+
+    @contextlib.contextmanager
+    def given_back(self) -> Iterator[None]:
+        """What is drawn inside is drawn from the program's."""
+        others = self._read()
+        self.put_back()
+        try:
+            yield
+        finally:
+            self._kept = self._read()
+            self._write(others)
+
+
 @contextlib.contextmanager
-def default_generators_kept() -> Iterator[None]:
+def default_generators_kept() -> Iterator[KeptGenerators]:
     """Whatever is drawn inside from the default generators, they are afterwards as before."""
-    before = [(state, state.read()) for state in global_states()]
+    kept = KeptGenerators()
     try:
-        yield
+        yield kept
     finally:
-        for state, raw in before:
-            state.write(raw)
+        kept.put_back()
 
 
 class _PlainUnpickler(pickle.Unpickler):
