@@ -182,6 +182,22 @@ def test_a_loop_goes_on_when_a_state_is_loaded_in_it(persistent: bool, epochs: i
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_it_can_be_taken_before_the_first_batch_of_a_resumed_epoch(workers: int) -> None:
+    def make() -> Any:
+        return numbers(num_workers=workers)
+
+    state = state_of(make)
+    for _ in range(2):
+        loader = make()
+        loader.load_state_dict(state)
+        iter(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+    assert state["batches"] == 2
+    assert resumed(state, make) == WHOLE[2:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_it_can_be_taken_when_the_loop_has_been_left(workers: int) -> None:
     loader = numbers(num_workers=workers)
     try:

@@ -174,6 +174,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
     def checkpoint(self) -> Checkpoint:
         """Where the run is, for another process to go on from there."""
         draws, number = self._draws, self._number
+        has_had = draws is not None and self._last_index is not None  # in this process
         if self._stream is not None:
             worker = self._stream.checkpoint(number, ended=self._ended)
         else:
@@ -192,7 +193,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             drawn=max(number, self._asked),
             waiting=len(self._ahead),
             first_missing=number,
-            index=None if draws is None or not number else fingerprint(self._last_index),
+            index=fingerprint(self._last_index) if has_had else None,
             sampler_state=None if draws is None else draws.state_before(number),
             sampler_ended=draws is not None and draws.ended == number,
             workers=(worker,),
