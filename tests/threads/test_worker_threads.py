@@ -291,6 +291,29 @@ def test_a_dataset_that_cannot_be_copied_is_an_error_that_says_so() -> None:
         list(threads(dataset))
 
 
+class CopiedOnce(Plain):
+    """Its copy cannot be copied, and that takes a moment to find out."""
+
+    thread_safe = False
+    is_copy = False
+
+    def __deepcopy__(self, memo: Any) -> CopiedOnce:
+        if self.is_copy:
+            time.sleep(0.05)
+            raise TypeError("not again")
+        made = CopiedOnce()
+        made.is_copy = True
+        return made
+
+
+def test_a_worker_that_has_no_copy_is_no_incident_besides(caplog: pytest.LogCaptureFixture) -> None:
+    loader = threads(CopiedOnce(), num_workers=3)
+    with pytest.raises(holdfast.WorkerStartError, match="not again"):
+        list(loader)
+    assert loader.incidents == []
+    assert not caplog.text
+
+
 # -- in programs of their own ---------------------------------------------------------------
 
 

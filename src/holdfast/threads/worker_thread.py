@@ -170,7 +170,8 @@ class WorkerThread(MessageHost):
         except BaseException as error:
             self._say(REFUSED, describe(error, position=None, step="bootstrap"))
             self._watch_bell.ring()
-            self._wait()
+            while self._wait() is not None:
+                pass  # orders that were given before that was known
             return
         dataset = blueprint.dataset
         worker = Worker(self._setup, blueprint, self)
