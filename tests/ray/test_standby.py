@@ -54,6 +54,7 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         head = SimpleNamespace(
             lost=False,
+            left=False,
             close=lambda: None,
             lacks_processors=lambda _: False,
             ask_for=lambda _: "",

@@ -52,10 +52,7 @@ def gave_up(
     if failure.reason == "lost":
         return WorkerLost(
             f"DataLoader worker (pid(s) none) exited unexpectedly: {deaths.origin.prefix}"
-            f"{failure.why}.\n"
-            "What to do: save a checkpoint and end this program soon, because Ray ends it about a "
-            "minute after its head is lost. Start the cluster again (ray status shows its state), "
-            "and continue from the checkpoint"
+            f"{failure.why}"
         )
     if failure.reason == "stream":
         return _not_continued(failure, mine, deaths)

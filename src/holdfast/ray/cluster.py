@@ -1,4 +1,5 @@
-"""What the cluster says: why an actor died, what is free, and whether its head still answers."""
+"""What the cluster says: why an actor died, what is free, and whether its head still answers; and
+whether this program still belongs to it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray import exceptions
@@ -47,6 +48,19 @@ def describe_death(error: BaseException) -> Death:
     return Death("ray-actor-died", reason, _OUTSIDE)
 
 
+_AFTER_HEAD: Final = (
+    "What to do: save a checkpoint and end this program soon, because Ray ends it about a minute "
+    "after its head is lost. Start the cluster again (ray status shows its state), and continue "
+    "from the checkpoint"
+)
+LEFT: Final = (
+    "this program has left the Ray cluster while the loader was in use (ray.shutdown()), and the "
+    "workers are gone with that.\nWhat to do: call loader.close() before ray.shutdown(). A new "
+    "iter(loader) connects to Ray again and begins a new epoch; to go on in this one, load the "
+    "loader's state_dict() first"
+)
+
+
 class HeadWatch:
     """A thread that looks whether the head of the cluster answers, and what is free.
 
@@ -59,7 +73,9 @@ class HeadWatch:
         self.free: Mapping[str, float] | None = None
         """What no task or actor uses, as of the last look; None if that has not been asked."""
         self._all: Mapping[str, float] = {}
-        self._address: str = ray.get_runtime_context().gcs_address
+        self._context = ray.get_runtime_context()
+        self._address: str = self._context.gcs_address
+        self._connection = self._identity()
         self._on_lost = on_lost
         self._asked = False
         self._closed = threading.Event()
@@ -68,10 +84,23 @@ class HeadWatch:
     def close(self) -> None:
         self._closed.set()
 
+    @property
+    def left(self) -> bool:
+        """Whether this program has left the cluster, by ``ray.shutdown()`` or because it ends. To
+        be asked before Ray is called: without a connection many calls start another cluster."""
+        if not ray.is_initialized():
+            return True
+        return self._identity() != self._connection
+
+    def _identity(self) -> tuple[str, str]:
+        """Of the connection: a cluster counts its jobs, and each has nodes of its own."""
+        return self._context.get_node_id(), self._context.get_job_id()
+
     def words(self) -> str:
         return (
             f"the head of the Ray cluster ({self._address}) has not answered for "
-            f"{LOST_AFTER * LOOK_EVERY:.0f} s, so no worker can be reached or started"
+            f"{LOST_AFTER * LOOK_EVERY:.0f} s, so no worker can be reached or started."
+            f"\n{_AFTER_HEAD}"
         )
 
     def lacks_processors(self, options: Mapping[str, Any]) -> bool:
@@ -113,7 +142,7 @@ class HeadWatch:
                 missed += 1
             else:
                 missed = 0
-                if self._asked:
+                if self._asked and not self.left:
                     self._all = ray.cluster_resources()
                     self.free = ray.available_resources()
             if missed >= LOST_AFTER:

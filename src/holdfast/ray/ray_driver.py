@@ -22,7 +22,8 @@ started, the log says what is waited for, again and again.
 
 If the head of the cluster does not answer, Ray itself ends the program, after a minute. So that is
 looked for (`cluster.HeadWatch`), and becomes an error that a program can catch and save a
-checkpoint after.
+checkpoint after. So does a connection that the program has closed: then nothing of Ray's may be
+called any more, because most of it would start a cluster.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from holdfast.engine.seats import SeatState
 from holdfast.engine.worker_records import Order
 from holdfast.ray.actor import NOTES, STEPS, ActorWorker
 from holdfast.ray.calls import Announced, Call
-from holdfast.ray.cluster import Death, HeadWatch, describe_death
+from holdfast.ray.cluster import LEFT, Death, HeadWatch, describe_death
 from holdfast.samples.substitute import BatchHints
 from holdfast.worker.message_host import GONE, READY, SURVIVED, Message
 
@@ -139,12 +140,14 @@ class RayDriver(MessageDriver[_Seat]):
         self._said_at = 0.0
         self._born_at = 0.0  # when the last actor started
         self._head = HeadWatch(self.wake)
-        self._lost = False  # the cluster
+        self._lost = False  # the cluster, and that was told
         self._status = StatusFile("ray")
 
     # -- orders ---------------------------------------------------------------------------
 
     def start(self, order: ev.Start) -> None:
+        if not self._connected():
+            return
         setup = self._begin(order)
         if setup is not None:
             seat = self._seats[order.worker]
@@ -159,6 +162,19 @@ class RayDriver(MessageDriver[_Seat]):
             else:
                 waits = seat.standby is not None or seat.standby_due is not None
                 self._start(seat, setup, squeezed=waits)
+
+    def _connected(self) -> bool:
+        """Whether this program still belongs to the cluster. That it does not is told, once."""
+        if not self._head.left:
+            return True
+        if not self._lost:
+            self._lost = True
+            self._supervisor.after(partial(self._supervisor.tell, ev.WorkersLost(LEFT)))
+        return False
+
+    def _end(self, actor: Any) -> None:
+        if self._connected():
+            ray.kill(actor)
 
     def _new_actor(self, **chosen: Any) -> Any:
         options = {"num_cpus": 1, **self._ray_options, **chosen}
@@ -192,6 +208,8 @@ class RayDriver(MessageDriver[_Seat]):
 
     def _call_next(self, seat: _Seat) -> None:
         """Send what may be sent now."""
+        if seat.held and not self._connected():
+            return
         while seat.held and not (seat.careful and seat.calls):
             # Several in one call save time; but none of them arrives before the last is made.
             count = 1 if seat.careful or not seat.largest else max(1, TOGETHER // seat.largest)
@@ -215,20 +233,20 @@ class RayDriver(MessageDriver[_Seat]):
     def dump(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
         seat.stalled = True
-        if seat.worker is not None:
+        if seat.worker is not None and self._connected():
             seat.stack = Call(seat.worker.stack.remote(), self.wake)
 
     def kill(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
         if seat.worker is not None:
-            ray.kill(seat.worker)
+            self._end(seat.worker)
             # Its calls fail when the node has done that, which may take longer than we wait.
             self._supervisor.after(partial(self._gone, worker, generation, "killed"))
 
     def terminate(self, worker: int, generation: int) -> None:
         seat = self._seats[worker]
         if seat.worker is not None and seat.generation == generation:
-            ray.kill(seat.worker)
+            self._end(seat.worker)
 
     def abandon(self, worker: int, generation: int) -> None:
         self._supervisor.after(partial(self._gone, worker, generation, "unkillable"))
@@ -242,7 +260,8 @@ class RayDriver(MessageDriver[_Seat]):
                 return False
             call = seat.calls.popleft()
             if call.error is not None:
-                self._failed(worker, call)
+                if self._connected():
+                    self._failed(worker, call)
                 return False
             seat.inbox.extend(call.result)
             self._call_next(seat)
@@ -260,6 +279,8 @@ class RayDriver(MessageDriver[_Seat]):
         self._watch_bell.wait(timeout, self._has_results if self._watches_batches else bool)
 
     def tick(self, now: float) -> None:
+        if not self._connected():
+            return
         if self._head.lost and not self._lost:
             self._lost = True
             self._supervisor.tell(ev.WorkersLost(self._head.words()))
@@ -319,7 +340,7 @@ class RayDriver(MessageDriver[_Seat]):
                 self._head.ask_for(self._ray_options),
             )
             for _, seat in waiting:
-                ray.kill(seat.worker)
+                self._end(seat.worker)
                 self._start(seat, seat.setup, squeezed=True)
                 seat.standby_failures = 0
                 self._stand_by(seat)
@@ -347,7 +368,7 @@ class RayDriver(MessageDriver[_Seat]):
     def _dismiss_standby(self, seat: _Seat) -> None:
         seat.standby_due = None
         if seat.standby is not None:
-            ray.kill(seat.standby)
+            self._end(seat.standby)
             seat.standby = seat.standby_look = None
 
     def _standby_failed(self, worker: int, error: BaseException) -> None:
@@ -401,7 +422,7 @@ class RayDriver(MessageDriver[_Seat]):
             )
             return
         log.warning("%sthe Ray cluster has room for worker %d now: it moves there", prefix, worker)
-        ray.kill(seat.worker)
+        self._end(seat.worker)
         seat.moves = True
         self._exit(worker, None, "idle", kind="killed", renewed=True)
 
@@ -450,7 +471,7 @@ class RayDriver(MessageDriver[_Seat]):
         seat, error = self._seats[worker], call.error
         if not isinstance(error, RayError):
             raise error or AssertionError  # a mistake of ours: the user's errors are answers
-        ray.kill(seat.worker)  # if only an object was lost, or its node cannot be reached
+        self._end(seat.worker)  # if only an object was lost, or its node cannot be reached
         death = describe_death(error)
         step = call.step
         if (seat.calls and seat.ready) or death.cause == "ray-object-lost":
@@ -465,7 +486,7 @@ class RayDriver(MessageDriver[_Seat]):
         while self.hear(worker):
             pass
         if seat.worker is not None:
-            ray.kill(seat.worker)
+            self._end(seat.worker)
             self._exit(worker, None, "unknown", kind="stalled" if seat.stalled else kind)
 
     def _exit(
@@ -540,12 +561,12 @@ class RayDriver(MessageDriver[_Seat]):
     # -- the end --------------------------------------------------------------------------
 
     def stop(self, deadline: float) -> None:
-        if self._head.lost:
+        if self._head.lost or self._head.left:
             return
         for seat in self._seats:
             self._dismiss_standby(seat)
             if seat.worker is not None:
-                ray.kill(seat.worker)
+                self._end(seat.worker)
 
     def close(self) -> None:
         self._head.close()
