@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import itertools
 import logging
 import os
 import random
@@ -10,6 +13,8 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +294,77 @@ def test_a_dataset_that_cannot_be_copied_is_an_error_that_says_so() -> None:
     dataset.thread_safe = False  # type: ignore[attr-defined]
     with pytest.raises(holdfast.WorkerStartError, match=r"cannot pickle '_thread\.lock'"):
         list(threads(dataset))
+
+
+class Copied(Plain):
+    """Knows the copies of it that are there."""
+
+    thread_safe = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __deepcopy__(self, memo: Any) -> Copied:
+        made = Copied()
+        made.copies = self.copies
+        self.copies.add(made)
+        return made
+
+
+class Closing(torch.utils.data.IterableDataset[int]):
+    """A stream that is longer than anyone reads, and says in which thread it was closed."""
+
+    def __init__(self) -> None:
+        self.closed_in: list[str] = []
+
+    def __deepcopy__(self, memo: Any) -> Closing:
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:
+            self.closed_in.append(threading.current_thread().name)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"on_bad_sample": "skip"}])
+def test_copies_of_the_dataset_are_released_with_their_workers(
+    options: dict[str, Any],
+) -> None:
+    dataset = Copied()
+    with no_garbage_collection():
+        loader = threads(dataset, **options)
+        assert len(list(loader)) == 6
+        batches = iter(loader)
+        next(batches)
+        loader.close()
+        del batches
+        deadline = time.monotonic() + 20
+        while dataset.copies and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not dataset.copies
+
+
+def test_a_stream_that_is_left_is_closed_in_its_thread() -> None:
+    stream = Closing()
+    with no_garbage_collection():
+        loader = threads(stream)
+        next(iter(loader))
+        loader.close()
+        deadline = time.monotonic() + 20
+        while len(stream.closed_in) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert sorted(stream.closed_in) == ["holdfast-worker-0", "holdfast-worker-1"]
 
 
 class CopiedOnce(Plain):

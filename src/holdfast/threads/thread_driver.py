@@ -255,6 +255,7 @@ class ThreadDriver(MessageDriver[_Seat]):
         self._turns.clear()
         for seat in self._seats:
             seat.worker = None
+        del self._copies  # at once, and not when this is garbage
 
 
 def _looked_at(evidence: Evidence, thread: threading.Thread) -> Evidence:

@@ -175,10 +175,17 @@ class WorkerThread(MessageHost):
             return
         dataset = blueprint.dataset
         worker = Worker(self._setup, blueprint, self)
+        try:
+            self._serve(worker, dataset, not_copied)
+        finally:
+            self._shared = None
+            worker.replica.release()
+
+    def _serve(self, worker: Worker, dataset: Any, not_copied: str) -> None:
         before = dict(getattr(dataset, "__dict__", ()))
         worker.begin()
         self._say(READY)
-        if not self.own_dataset and blueprint.worker_init_fn is not None:
+        if not self.own_dataset and worker.blueprint.worker_init_fn is not None:
             self._compare(before, getattr(dataset, "__dict__", {}))
         if not_copied:
             self.remark("dataset-not-copied", _not_copied(not_copied))

@@ -146,6 +146,12 @@ class Replica:
         if isinstance(self.fetcher, IterableFetcher) and state is not None:
             self.fetcher.go_on_from(state)
 
+    def release(self) -> None:
+        """Let go of the dataset and its iterator, at once: this is part of a cycle, and a worker
+        that is a thread would leave them to the garbage collector."""
+        self.fetcher = None
+        del self.dataset, self.blueprint, self.randomness
+
     def _roots(self) -> Iterator[tuple[str, Any]]:
         """What may have random generators that are this worker's own."""
         if self.host.own_dataset:
