@@ -243,7 +243,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._of_torch = False
         self._begin_fetcher()
 
-    def _borrowed_generators(self) -> contextlib.AbstractContextManager[None]:
+    def _borrowed_generators(self) -> contextlib.AbstractContextManager[object]:
         """With seeding="sample", samples leave the trainer's random state as it was."""
         return contextlib.nullcontext() if self._seeds is None else default_generators_kept()
 
