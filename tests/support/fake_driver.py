@@ -356,7 +356,7 @@ class Consumer:
         self.pool = Pool(
             driver,
             self.machine,
-            Share(budget),
+            Share(budget or Budget(None)),
             LoaderRecords(on_incident=self.incidents.append),
             dataset=None,
             auto_collation=False,
