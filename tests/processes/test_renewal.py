@@ -34,10 +34,12 @@ class ByTheProcess(IterableDataset[int]):
         return (os.getpid() for _ in range(SIZE))
 
 
-def idle(pool: Any) -> bool:
-    """Whether all workers have done what they were told to, so that none makes progress."""
-    workers = range(pool.machine.workers)
-    return all(pool.driver.progress(worker).note.step == "idle" for worker in workers)
+def freeze(iterator: Any) -> None:
+    """Stop all workers when they have started: none makes progress any more."""
+    driver, workers = iterator._pool.driver, iterator._workers
+    for number, worker in enumerate(workers):
+        assert eventually(lambda number=number: driver.progress(number).note.step != "boot")
+        os.kill(worker.pid, signal.SIGSTOP)
 
 
 def test_a_worker_that_was_killed_just_before_has_died_of_that() -> None:
@@ -73,7 +75,7 @@ def test_of_two_deaths_reported_together_the_second_is_told_though_the_first_ren
         pids = [worker.pid for worker in iterator._workers]
         pool = iterator._pool
         with pool.lock:
-            assert eventually(lambda: idle(pool))
+            freeze(iterator)
             for worker, pid in enumerate(pids):
                 assert isinstance(pid, int)
                 pool.supervisor.tell(ev.WorkerStalled(worker, 0, 0.0))
@@ -112,7 +114,7 @@ def test_a_nursery_that_is_lost_with_stalled_workers_is_replaced_once(
         seen = next(iterator).tolist()
         pool: Any = iterator._pool
         with pool.lock:
-            assert eventually(lambda: idle(pool))
+            freeze(iterator)
             # Or it would report the first of these deaths before it is killed itself.
             os.kill(pool.driver.resources.nursery.pid, signal.SIGSTOP)
             for worker in range(3):
