@@ -197,7 +197,7 @@ class Account:
     def _count(self, bad: BadSample) -> None:
         ledger = self.ledger
         bad = dataclasses.replace(bad, epoch=self.epoch, time=bad.time or time.time())
-        key = _key_in_epoch(bad)
+        key = key_in_epoch(bad)
         if key in self._keys:
             return  # the sampler gave the index twice
         self._keys.add(key)
@@ -255,7 +255,7 @@ class Account:
         self.seen, self._good, self._streak = saved["seen"], saved["good"], saved["streak"]
         self.bad = [BadSample.from_json(one) for one in saved["in_epoch"]]
         for bad in self.bad:
-            self._keys.add(_key_in_epoch(bad))
+            self._keys.add(key_in_epoch(bad))
         for index in saved["found_in_epoch"]:
             self._known.pop(key_of(decoded(index)), None)
 
@@ -265,7 +265,7 @@ class Account:
         self._unjudged.clear()
 
 
-def _key_in_epoch(bad: BadSample) -> Key:
+def key_in_epoch(bad: BadSample) -> Key:
     """What tells a bad sample from the others of an epoch."""
     if bad.index is None:
         return (bad.worker_id, bad.batch, bad.position, bad.digest)

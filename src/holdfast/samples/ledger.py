@@ -17,7 +17,7 @@ from holdfast.code_origin import users_level
 from holdfast.errors import BadSampleWarning
 from holdfast.loader_identity import LoaderIdentity
 from holdfast.samples import policy as policies
-from holdfast.samples.account import Account
+from holdfast.samples.account import Account, key_in_epoch
 from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.policy import Limit, Policy
 from holdfast.samples.quarantine import Quarantine
@@ -69,9 +69,7 @@ class Ledger:
         self.epochs = saved["epoch"] + finished
         for one in saved["records"]:
             bad = BadSample.from_json(one)
-            key = key_of(bad.index)
-            if bad.index is None:
-                key = (bad.worker_id, bad.batch, bad.position, bad.digest)
+            key = key_in_epoch(bad)
             if key in self.counted:
                 continue
             self.counted.add(key)

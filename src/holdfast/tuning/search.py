@@ -370,8 +370,6 @@ class Search:
             above = [one for count, one in found.items() if count > enough.setting.workers]
             rivals += above[:1]
         close = {one.setting: one for one in rivals if abs(one.rate / best.rate - 1) <= CLOSE}
-        if not close:
-            return
         fewest = min(close.values(), key=lambda one: one.visits)
         if fewest.visits < 2 or (fewest.visits < VISITS and not _all_clear(close, best)):
             yield fewest.setting
