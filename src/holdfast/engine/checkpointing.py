@@ -67,23 +67,23 @@ class Checkpointing:
 
     def first_missing(self) -> int:
         """The first draw from the sampler whose batch the consumer has not had."""
+        return self._place()[0]
+
+    def _place(self) -> tuple[int, tuple[int, ...]]:
+        """The same, and the draws after it whose batch the consumer has had."""
         machine, epoch = self._supervisor.machine, self._supervisor.epoch
-        if machine.in_order or epoch.draws is None:
-            return epoch.done
-        missing = map(epoch.draws.ordinal, machine.missing(epoch.not_had))
-        return min(missing, default=epoch.draws.ordinal(machine.next_number))
+        draws = epoch.draws
+        if draws is None or (machine.in_order and not draws.has_gaps(epoch.done)):
+            return epoch.done, ()
+        return draws.place(machine.next_number, machine.missing(epoch.not_had))
 
     def _take(self) -> Checkpoint:
         machine, epoch = self._supervisor.machine, self._supervisor.epoch
         not_had, draws = epoch.not_had, epoch.draws
         seats = [machine.delivered_position(seat, not_had) for seat in machine.seats]
-        first_missing, drawn = self.first_missing(), machine.next_number
-        had_later: tuple[int, ...] = ()
-        if draws is not None and not machine.in_order:
-            missing = {draws.ordinal(number) for number in machine.missing(not_had)}
-            drawn = draws.ordinal(drawn)
-            had_later = tuple(one for one in range(first_missing, drawn) if one not in missing)
+        first_missing, had_later = self._place()
         has_had = machine.in_order and draws is not None and epoch.last_index is not None
+        has_had = has_had and draws is not None and draws.follows(epoch.done)
         return Checkpoint(
             finished=epoch.ended,
             yielded=epoch.yielded,
@@ -94,7 +94,7 @@ class Checkpointing:
             epoch=epoch.number,
             sample_seed=epoch.seeds.samples,
             begun=None if draws is None else draws.start,
-            drawn=drawn,
+            drawn=machine.next_number,
             waiting=0 if draws is None else len(draws.waiting),
             first_missing=first_missing,
             had_later=had_later,

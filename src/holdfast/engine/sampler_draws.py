@@ -21,7 +21,7 @@ import itertools
 import logging
 import pickle
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -189,6 +189,25 @@ class SamplerDraws:
         """Which draw the task of this number is."""
         place = task - self.begun_at
         return self.first[place] if 0 <= place < len(self.first) else task
+
+    def has_gaps(self, task: int) -> bool:
+        """Whether draws are missing before one whose batch the consumer has had, when it waits for
+        this task."""
+        return task < self.begun_at + len(self.first)
+
+    def follows(self, task: int) -> bool:
+        """Whether this task comes after the draw that is just before its own."""
+        return task > 0 and self.ordinal(task - 1) == task - 1 and not self.has_gaps(task)
+
+    def place(self, next_task: int, missing: Iterable[int]) -> tuple[int, tuple[int, ...]]:
+        """The first draw whose batch the consumer has not had, and those after it whose batch it
+        has had. `next_task` is the first that was not begun, and `missing` those before it that the
+        consumer has not had."""
+        not_begun = self.first[max(0, next_task - self.begun_at) :]
+        lost = {*map(self.ordinal, missing), *not_begun}
+        end = max(next_task, self.begun_at + len(self.first))
+        first = min(lost, default=end)
+        return first, tuple(one for one in range(first, end) if one not in lost)
 
     def go_to(
         self,

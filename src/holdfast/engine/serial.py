@@ -174,7 +174,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
     def checkpoint(self) -> Checkpoint:
         """Where the run is, for another process to go on from there."""
         draws, number = self._draws, self._number
-        has_had = draws is not None and self._last_index is not None  # in this process
+        first_missing, had_later = self._place()
+        has_had = draws is not None and draws.follows(number) and self._last_index is not None
         if self._stream is not None:
             worker = self._stream.checkpoint(number, ended=self._ended)
         else:
@@ -192,14 +193,24 @@ class SerialIterator(SingleProcessDataLoaderIter):
             begun=None if draws is None else draws.start,
             drawn=max(number, self._asked),
             waiting=len(self._ahead),
-            first_missing=number,
+            first_missing=first_missing,
+            had_later=had_later,
             index=fingerprint(self._last_index) if has_had else None,
-            sampler_state=None if draws is None else draws.state_before(number),
-            sampler_ended=draws is not None and draws.ended == number,
+            sampler_state=None if draws is None else draws.state_before(first_missing),
+            sampler_ended=draws is not None and draws.ended == first_missing,
             workers=(worker,),
             account=None if self._account is None else self._account.to_json(),
             dataset=None if self._stream is not None else state_of(self._dataset),
         )
+
+    def _place(self) -> tuple[int, tuple[int, ...]]:
+        """The first draw whose batch the program has not had, and those after it whose batch it
+        has had, in a run before this one."""
+        draws, number = self._draws, self._number
+        if draws is None or not draws.has_gaps(number):
+            return number, ()
+        begun = max(number, self._asked)
+        return draws.place(begun, range(number, begun))
 
     def _next_draw(self) -> int:
         """The draw before which a change holds that is told now. The state of a map-style dataset
@@ -307,7 +318,8 @@ class SerialIterator(SingleProcessDataLoaderIter):
         return _samples(self._careful, keys) - skipped
 
     def _load_or_stop(self) -> Any:
-        while self._due and self._due[0][0] <= self._number:
+        number = self._number if self._draws is None else self._draws.ordinal(self._number)
+        while self._due and self._due[0][0] <= number:
             _, change = self._due.popleft()
             change(self._dataset)
         try:
@@ -490,7 +502,7 @@ def _tell_again(dataset: Any, resumed: Checkpoint) -> None:
 def _number_of(iterator: weakref.ref[SerialIterator]) -> Callable[[], int]:
     def oldest() -> int:
         there = iterator()
-        return 0 if there is None else there._number
+        return 0 if there is None else there._place()[0]
 
     return oldest
 
