@@ -89,7 +89,12 @@ def _tell(loader: Any, change: Callable[[Any], object], what: str) -> None:
     pools = [pool for pool in state.pools() if pool.running]
     pickled = _pickled(change, what) if pools else b""
 
+    if state.due and state.bookmark is not None:  # it was told before this
+        state.bookmark.make_what_is_due()
+
     def noted(draw: int) -> None:
+        for due in [*state.due]:
+            due.overtaken |= due.is_overtaken_by(change)
         epoch, loaded = state.epochs.current, state.loaded
         if loaded is not None:  # the draws of an old iterator are not those of the next one
             draw, after = AT_ONCE, loaded.checkpoint

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -33,7 +34,7 @@ from holdfast.engine.sampler_draws import (
 from holdfast.errors import StateError
 from holdfast.plain_data import to_plain
 from holdfast.state_fit import START_ANEW, check_facts, facts_of, fitted
-from holdfast.told_changes import ToldChanges
+from holdfast.told_changes import DueChange, ToldChanges
 from holdfast.told_changes import check as check_change
 from holdfast.torchdata_states import from_torchdata, is_torchdatas
 from holdfast.worker.fetch import has_state
@@ -311,6 +312,8 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     if loaded is None or loaded.checkpoint is None or loaded.checkpoint.finished:
         there.begin_epoch()
     if loaded is None:
+        while there.due:  # the epoch was left before
+            there.due.popleft().make(loader.dataset)
         if there.bookmark is not None:
             last, bookmark.waiting = there.bookmark.last, there.bookmark.waiting
             bookmark.before = last if last is not None and last.finished else None
@@ -324,9 +327,9 @@ def beginning(loader: Any) -> Iterator[tuple[Bookmark, Checkpoint | None]]:
     with there.telling:
         there.told = _with_names(there.told, loaded.not_held)
     if checkpoint is not None:
-        checkpoint = replace(
-            checkpoint, due=there.told.due_changes(), told_later=tuple(loaded.told_later)
-        )
+        due = () if checkpoint.finished else there.told.due_changes()
+        there.due = deque(DueChange(*one) for one in due)
+        checkpoint = replace(checkpoint, due=there.due, told_later=tuple(loaded.told_later))
     keeps: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     if checkpoint is not None and not checkpoint.finished:
         keeps = default_generators_kept

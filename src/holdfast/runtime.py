@@ -42,7 +42,7 @@ from holdfast.loader_identity import LoaderIdentity
 from holdfast.packed.large_containers import advice
 from holdfast.samples.bad_sample import BadSample
 from holdfast.samples.ledger import Ledger
-from holdfast.told_changes import ToldChanges
+from holdfast.told_changes import DueChange, ToldChanges
 
 if TYPE_CHECKING:
     from holdfast.engine.checkpoint import Bookmark
@@ -118,6 +118,8 @@ class Runtime:
         self.stage: list[BeforeIter | None] = [None]
         """A new object when an ``iter()`` begins, and when it ends; in between it has what was
         before. None if that is not known."""
+        self.due: deque[DueChange] = deque()
+        """What a resumed epoch has still to be told; see `Checkpoint.due`."""
         self.texts: dict[str, tuple[bytes, str]] = {}  # random states as they were told last
 
     def begin_epoch(self) -> None:

@@ -48,6 +48,26 @@ class SetEpoch:
         dataset.set_epoch(self.epoch)
 
 
+@dataclass(eq=False)
+class DueChange:
+    """A change that the run before was told, and that a resumed run makes before a draw."""
+
+    draw: int
+    change: Callable[[Any], object]
+    overtaken: bool = False  # by what was told since then: not made any more
+
+    def make(self, dataset: Any) -> None:
+        if not self.overtaken:
+            self.change(dataset)
+
+    def is_overtaken_by(self, later: Callable[[Any], object]) -> bool:
+        """Whether a change that is told now leaves nothing of it."""
+        mine = self.change
+        if isinstance(mine, SetAttributes) and isinstance(later, SetAttributes):
+            return mine.values.keys() <= later.values.keys()
+        return isinstance(mine, SetEpoch) and isinstance(later, SetEpoch)
+
+
 def _owner(dataset: Any, path: str) -> tuple[Any, str]:
     *owner, name = path.split(".")
     return functools.reduce(getattr, owner, dataset), name
@@ -96,7 +116,8 @@ class ToldChanges:
 
     def and_(self, change: Callable[[Any], object], epoch: int, draw: int) -> ToldChanges:
         """With one more, that was told in this epoch and holds from this draw on."""
-        held, names, due = dict(self.held), dict(self.names), list(self.due)
+        before = self.at(epoch, AT_ONCE)
+        held, names, due = dict(before.held), dict(self.names), list(before.due)
         if isinstance(change, SetEpoch):
             due.append(_Due(epoch, draw, _SET_EPOCH, change.epoch))
         elif isinstance(change, SetAttributes):
@@ -113,6 +134,10 @@ class ToldChanges:
                     due = [one for one in due if one.name != name]
         else:
             names[_name_of(change)] = None
+        # With fewer batches ahead than in the run before there are changes that are due after it.
+        told = [one for one in due if (one.epoch, one.draw) == (epoch, draw)]
+        due = [one for one in due if one.draw <= draw or all(one.name != new.name for new in told)]
+        due.sort(key=lambda one: one.draw)
         if draw == AT_ONCE:  # also before what is due later, which it replaces
             made = {one.name: one.plain for one in due if one.draw == AT_ONCE}
             due = [one for one in due if one.name not in made]

@@ -94,6 +94,61 @@ def test_a_state_of_a_resumed_run_has_it_too() -> None:
     assert found == whole
 
 
+@pytest.mark.parametrize(
+    ("dataset", "here"),
+    [(Told, (2, 2)), (Told, (2, 1)), (Told, (0, None)), (ToldStream, (2, 2)), (ToldStream, (2, 1))],
+)
+def test_what_is_told_later_is_not_undone_by_what_was_due(dataset: Any, here: Any) -> None:
+    """Before the break 1 is told for batch 10 and all after it. The resumed run tells 2."""
+    loader = make(dataset, num_workers=2, prefetch_factor=2, seeding="sample")
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    loader.broadcast({"part.strength": 1})
+    state = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    for after in (0, 1):
+        again = make(dataset, num_workers=here[0], prefetch_factor=here[1], seeding="sample")
+        again.load_state_dict(state)
+        iterator = iter(again)
+        for _ in range(after):
+            next(iterator)
+        again.broadcast({"part.strength": 2})
+        again.broadcast(Hear("a"))
+        *_, last = iterator
+        assert last[0][1] == ["a", 0, 2]
+        assert again.dataset.part.strength == 2
+        assert again.state_dict()["told"]["held"] == {"part.strength": 2}
+        again.close()
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "is left"])
+def test_what_is_due_after_the_end_of_the_epoch_holds_in_the_next(
+    persistent: bool, ends: bool
+) -> None:
+    """Streams of three workers with eight elements each: what is told after batch 4 is due after
+    more draws than the rest of the epoch has; so is it, if that epoch is left."""
+    kind: dict[str, Any] = {"num_workers": 3, "persistent_workers": persistent, "batch_size": 4}
+    loader = make(ToldStream, 24, prefetch_factor=3, **kind)
+    iterator = iter(loader)
+    for _ in range(6 if ends else 2):
+        next(iterator)
+    loader.broadcast({"part.strength": 7})
+    state = json.loads(json.dumps(loader.state_dict()))
+    del iterator
+    loader.close()
+    again = make(ToldStream, 24, prefetch_factor=3, **kind)
+    again.load_state_dict(state)
+    iterator = iter(again)
+    if ends:
+        assert list(iterator) == []
+    del iterator
+    assert {tuple(heard) for batch in again for _, heard in batch} == {(0, 7)}
+    assert again.dataset.part.strength == 7
+    again.close()
+
+
 def test_after_an_epoch_it_holds_from_the_start_of_the_next() -> None:
     loader = make(num_workers=1)
     loader.set_epoch(4)

@@ -11,12 +11,14 @@ batches have been delivered.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.engine.continuation import StreamPoint, StreamProgress, extended
 from holdfast.engine.events import Position, SeatPosition
+from holdfast.told_changes import DueChange
 from holdfast.worker.batch_fingerprint import NO_BATCH
 from holdfast.worker.sample_seeding import NO_SEEDS, EpochSeeds
 
@@ -152,8 +154,9 @@ class Checkpoint:
     dataset: Any = None  # without workers: the state of a map-style dataset
     now: Any = None  # a `SamplerStart`: the generators of loader and samplers when it was taken
     shuffled: bytes | None = None  # the state of a generator that gives this epoch's order
-    due: tuple[tuple[int, Callable[[Any], object]], ...] = ()
-    """Changes of the dataset that were told and are not made yet, by the draw they precede."""
+    due: deque[DueChange] = field(default_factory=deque)
+    """Changes of the dataset that were told and are not made yet. The iterator takes those it
+    makes."""
     told_later: tuple[Callable[[Any], object], ...] = ()
     """Changes that were told after this was taken, and are made already: again after states of the
     dataset are loaded, which would undo them."""
@@ -179,6 +182,14 @@ class Bookmark:
         """Without workers: where an iterable dataset's last epoch was left early."""
         self.draw: weakref.WeakMethod[Callable[[], int]] | None = None
         """Without workers: the draw before which a change holds that is told now."""
+        self.due: weakref.WeakMethod[Callable[[], None]] | None = None
+        """See `make_what_is_due`."""
+
+    def make_what_is_due(self) -> None:
+        """Make changes that the run before was told, and that hold from the next draw on."""
+        make = None if self.due is None else self.due()
+        if make is not None:
+            make()
 
     def next_draw(self, otherwise: int) -> int:
         """The draw before which a change holds that is told now, if the iterator knows."""

@@ -56,7 +56,7 @@ from holdfast.private_names import (
 from holdfast.samples.account import Account
 from holdfast.samples.bad_sample import BadSample, name_of
 from holdfast.samples.substitute import copy_index, keys_of
-from holdfast.told_changes import SetAttributes
+from holdfast.told_changes import DueChange, SetAttributes
 from holdfast.worker.exceptions import rebuild
 from holdfast.worker.generator_states import default_generators_kept
 from holdfast.worker.interface import Blueprint
@@ -103,7 +103,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
         self._options = options
         self._account: Account | None = None
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
-        self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
+        self._due: deque[DueChange] = deque()
         self._recorded: Any = None  # the last delivery whose bad samples were recorded
         self._in_hand: Any = _NOTHING  # a batch that could not be returned: a signal handler raised
         init_fn = loader.worker_init_fn
@@ -169,6 +169,7 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
                     resumed=_before_first_task(resumed, iterable, self._persistent_workers),
                     bookmark=bookmark,
                 )
+                bookmark.due = weakref.WeakMethod(self.make_what_is_due)
                 bookmark.now = weakref.WeakMethod(self._pool.checkpoint)
                 self._pool.user = weakref.ref(self)
                 on_pool(self._pool)  # before the first draw, in which a sampler may tell workers
@@ -231,10 +232,11 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             draws.watch(self)
             draws.waiting = self._ahead
         self._ahead.clear()
-        self._due.clear()
+        while self._due:  # the epoch was left before
+            self._make_due()
         if continues:
             assert resumed is not None
-            self._due.extend(resumed.due)
+            self._due = resumed.due
             self._num_yielded = resumed.yielded
             if draws is not None:
                 draws.go_to(self, resumed, account, self._look_ahead)
@@ -292,11 +294,20 @@ class WorkerIterator(MultiProcessingDataLoaderIter):
             else:
                 self._pool.announce(pickled)
 
+    def make_what_is_due(self) -> None:
+        """Tell what the run before was told, if it holds for the next draw."""
+        with self._pool.lock:
+            while self._due and self._due[0].draw <= self._pool.drawing.next_draw():
+                self._make_due()
+
+    def _make_due(self) -> None:
+        due = self._due.popleft()
+        due.make(self._dataset)
+        if not due.overtaken:
+            self._pool.announce(pickle.dumps(due.change, 5))
+
     def _draw(self) -> Any:
-        while self._due and self._due[0][0] <= self._pool.drawing.next_draw():
-            _, change = self._due.popleft()
-            change(self._dataset)
-            self._pool.announce(pickle.dumps(change, 5))
+        self.make_what_is_due()
         return self._ahead.popleft() if self._ahead else self._next_index()  # type: ignore[no-untyped-call]
 
     def _draw_beyond(self, resumed: Checkpoint) -> Any:

@@ -43,7 +43,7 @@ from holdfast.samples.account import Account
 from holdfast.samples.ledger import Ledger
 from holdfast.samples.policy import Policy
 from holdfast.samples.substitute import copy_index, keys_of
-from holdfast.told_changes import AT_ONCE
+from holdfast.told_changes import AT_ONCE, DueChange
 from holdfast.worker import loaded_state
 from holdfast.worker.batch_fingerprint import fingerprint
 from holdfast.worker.fetch import IterableFetcher, MapFetcher, has_state, state_of
@@ -119,7 +119,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         self._ahead: deque[Any] = deque()  # drawn from the sampler before their time
         self._number = 0  # tasks that are done
         self._asked = 0  # and the one for which an index was drawn, or is being drawn
-        self._due: deque[tuple[int, Callable[[Any], object]]] = deque()  # changes, by their draw
+        self._due: deque[DueChange] = deque()
         self._ended = False
         self._last_index: Any = None
         self._account = open_account(self, options, ledger, resumed)
@@ -154,6 +154,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
             self._randomness.own.restore(bookmark.waiting)
         bookmark.waiting = None
         bookmark.now = weakref.WeakMethod(self.checkpoint)
+        bookmark.due = weakref.WeakMethod(self.make_what_is_due)
         bookmark.draw = weakref.WeakMethod(self._next_draw)
         stats.epochs += 1
 
@@ -228,7 +229,7 @@ class SerialIterator(SingleProcessDataLoaderIter):
         """Go to where another run was."""
         self._number, self._num_yielded = resumed.done, resumed.yielded
         self._base_seed = resumed.base_seed
-        self._due.extend(resumed.due)
+        self._due = resumed.due
         if self._draws is not None:
             self._draws.go_to(self, resumed, self._account, lambda account: None)
             return
@@ -317,11 +318,15 @@ class SerialIterator(SingleProcessDataLoaderIter):
         skipped = sum(bad.action == "skipped" for bad in self._careful.reports)
         return _samples(self._careful, keys) - skipped
 
-    def _load_or_stop(self) -> Any:
+    def make_what_is_due(self) -> None:
+        """Make what the run before was told, if it holds for the next batch."""
         number = self._number if self._draws is None else self._draws.ordinal(self._number)
-        while self._due and self._due[0][0] <= number:
-            _, change = self._due.popleft()
-            change(self._dataset)
+        while self._due and self._due[0].draw <= number:
+            self._due.popleft().make(self._dataset)
+
+    def _load_or_stop(self) -> Any:
+        if self._due:
+            self.make_what_is_due()
         try:
             if self._careful is not None:
                 return self._next_careful_or_stop(self._careful)
