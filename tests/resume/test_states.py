@@ -198,6 +198,38 @@ def test_it_can_be_taken_before_the_first_batch_of_a_resumed_epoch(workers: int)
     assert resumed(state, make) == WHOLE[2:]
 
 
+class TakesOverWhenBegun(Remembers):
+    """Its state is what was loaded only when it is begun."""
+
+    begins: dict[str, Any] | None = None
+
+    def __iter__(self) -> Any:
+        if self.begins is not None:
+            super().load_state_dict(self.begins)
+            self.begins = None
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begins = state
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_a_sampler_that_is_not_begun_yet_is_the_one_it_was_given(workers: int) -> None:
+    """As in a resumed epoch before its first batch."""
+
+    def make() -> Any:
+        return numbers(num_workers=workers, sampler=TakesOverWhenBegun(12))
+
+    expected = values(make())
+    state = state_of(make)
+    loader = make()
+    loader.load_state_dict(state)
+    iter(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    assert resumed(state, make) == expected[2:]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_can_be_taken_when_the_loop_has_been_left(workers: int) -> None:
     loader = numbers(num_workers=workers)

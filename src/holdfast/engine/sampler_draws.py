@@ -240,6 +240,8 @@ class SamplerDraws:
             else:
                 load_sampler_state(iterator, resumed.sampler_state)
             self.watch(iterator)
+            # Many samplers take a state over when they are begun: until then they give another.
+            self.states[begin - 1] = copy.deepcopy(resumed.sampler_state)
         elif account is not None:
             look_ahead(account)
         for last in range(begin, resumed.first_missing):
