@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -326,6 +326,39 @@ class Closing(torch.utils.data.IterableDataset[int]):
             yield from itertools.count()
         finally:
             self.closed_in.append(threading.current_thread().name)
+
+
+class FileSystem:
+    """One for each thread, as fsspec's are: a copy of one is that of the thread which copies."""
+
+    cache: ClassVar[dict[int, FileSystem]] = {}
+
+    def __deepcopy__(self, memo: Any) -> FileSystem:
+        return self.cache.setdefault(threading.get_ident(), FileSystem())
+
+
+class OnFileSystem(torch.utils.data.IterableDataset[int]):
+    """Has the cache of all file systems, as datasets of Hugging Face do."""
+
+    def __init__(self) -> None:
+        self.cache = FileSystem.cache
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state, cache=FileSystem.cache)
+
+    def __iter__(self) -> Iterator[int]:
+        info: Any = get_worker_info()
+        assert info.dataset is self
+        yield from range(info.id, 10, info.num_workers)
+
+
+def test_a_dataset_with_a_cache_that_grows_as_it_is_copied_is_copied() -> None:
+    FileSystem.cache.update({0: FileSystem(), threading.get_ident(): FileSystem()})
+    try:
+        batches = list(threads(OnFileSystem()))
+    finally:
+        FileSystem.cache.clear()
+    assert sorted(int(one) for batch in batches for one in batch) == list(range(10))
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ Orders = Sequence[tuple[str, int, Any]] | None
 
 OFTEN = 0.001  # seconds for a sample, above which it is asked after each whether to go on
 SELDOM = 64  # samples after which it is asked otherwise
+COPY_TRIES = 10  # of a dataset that changes meanwhile
 
 
 class Dismissed(BaseException):
@@ -95,8 +96,16 @@ class Copies:
 
 def _copied(blueprint: Blueprint) -> Blueprint:
     """With a copy of the dataset, to which methods of it are bound too, as when it is pickled."""
-    memo: dict[int, Any] = {}
-    dataset = copy.deepcopy(blueprint.dataset, memo)
+    for tries_left in reversed(range(COPY_TRIES)):
+        memo: dict[int, Any] = {}
+        try:
+            dataset = copy.deepcopy(blueprint.dataset, memo)
+            break
+        except RuntimeError as error:
+            # A dict or set that is not the dataset's alone, such as a cache. The copying itself may
+            # add to that: fsspec (and so Hugging Face) caches a file system for each thread.
+            if "changed size during iteration" not in str(error) or not tries_left:
+                raise
 
     def bound(function: Any) -> Any:
         if isinstance(function, MethodType) and id(function.__self__) in memo:
