@@ -208,6 +208,8 @@ def _differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str
         there, here = theirs.get(name), mine[name]
         if name not in theirs or there == here:
             continue
+        if name == "start_method" and None in (there, here):
+            continue  # only processes have one: the worker method or their number is told
         if name == "generator":
             there, here = (one if one is None else f"one with seed {one}" for one in (there, here))
         elif name == "samplers":
