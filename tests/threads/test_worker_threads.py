@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import itertools
 import logging
@@ -326,6 +327,40 @@ class Closing(torch.utils.data.IterableDataset[int]):
             yield from itertools.count()
         finally:
             self.closed_in.append(threading.current_thread().name)
+
+
+class Manners(Plain):
+    def __getitem__(self, index: int) -> Any:
+        return torch.is_grad_enabled(), str(np.geterr()["divide"]), MANNER.get()
+
+
+MANNER: contextvars.ContextVar[str] = contextvars.ContextVar("MANNER", default="")
+
+
+@pytest.mark.parametrize("method", ["thread", "multiprocessing"])
+def test_what_belongs_to_a_thread_is_that_of_the_consumer(method: Any) -> None:
+    loader: Any = DataLoader(Manners(), batch_size=None, num_workers=2, worker_method=method)
+    assert {tuple(one) for one in loader} == {(True, "warn", "")}
+    token = MANNER.set("mine")
+    try:
+        with torch.no_grad(), np.errstate(divide="raise"):
+            assert {tuple(one) for one in loader} == {(False, "raise", "mine")}
+    finally:
+        MANNER.reset(token)
+
+
+def test_a_thread_that_takes_anothers_place_has_its_manner() -> None:
+    gate = Gate(4)
+
+    class Stuck(Manners):
+        def __getitem__(self, index: int) -> Any:
+            gate.enter(index)
+            return super().__getitem__(index)
+
+    with torch.no_grad():
+        batches = iter(threads(Stuck(), stall_timeout=0.2, num_workers=1))
+    assert not any(batch[0].any() for batch in batches)
+    gate.open.set()
 
 
 class FileSystem:

@@ -29,7 +29,7 @@ from holdfast.engine.message_driver import MessageDriver, MessageRecord
 from holdfast.engine.worker_records import Order
 from holdfast.samples.substitute import BatchHints, copy_index
 from holdfast.threads.turns import Turns
-from holdfast.threads.worker_thread import Copies, WorkerThread, name_of
+from holdfast.threads.worker_thread import Copies, Manner, WorkerThread, name_of
 from holdfast.transport.batch_memory import BatchMemory
 from holdfast.worker.interface import BATCH
 from holdfast.worker.message_host import GONE, Message
@@ -62,9 +62,12 @@ class _Seat(MessageRecord):
 class ThreadDriver(MessageDriver[_Seat]):
     """Implements `Driver`, where the methods are described."""
 
-    def __init__(self, copies: Copies, limits: ev.Limits, options: DriverOptions) -> None:
+    def __init__(
+        self, copies: Copies, manner: Manner, limits: ev.Limits, options: DriverOptions
+    ) -> None:
         super().__init__(_Seat, limits, options)
         self._copies = copies
+        self._manner = manner
         if options.logbook is not None:
             for seat in self._seats:
                 seat.counted = bytearray(tally.END)
@@ -83,7 +86,14 @@ class ThreadDriver(MessageDriver[_Seat]):
         if setup is None:
             return
         worker = WorkerThread(
-            setup, self._copies, seat.notes, self._bell, self._watch_bell, self._memory, self._turns
+            setup,
+            self._copies,
+            seat.notes,
+            self._bell,
+            self._watch_bell,
+            self._memory,
+            self._turns,
+            self._manner,
         )
         try:
             worker.thread.start()
@@ -255,7 +265,7 @@ class ThreadDriver(MessageDriver[_Seat]):
         self._turns.clear()
         for seat in self._seats:
             seat.worker = None
-        del self._copies  # at once, and not when this is garbage
+        del self._copies, self._manner  # at once, and not when this is garbage
 
 
 def _looked_at(evidence: Evidence, thread: threading.Thread) -> Evidence:

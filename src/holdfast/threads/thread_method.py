@@ -10,7 +10,7 @@ from holdfast.engine.driver import DriverOptions
 from holdfast.engine.events import Limits
 from holdfast.private_names import IterDataPipe, MapDataPipe
 from holdfast.threads.thread_driver import ThreadDriver
-from holdfast.threads.worker_thread import Copies, name_of
+from holdfast.threads.worker_thread import Copies, Manner, name_of
 from holdfast.transport.stacking import install_for_threads
 from holdfast.worker.interface import Blueprint
 
@@ -27,6 +27,7 @@ class ThreadMethod:
         install_for_threads()
         self.limits = LIMITS
         self._blueprint = blueprint
+        self._manner = Manner()
 
     def driver(self, options: DriverOptions) -> ThreadDriver:
         dataset = self._blueprint.dataset
@@ -35,7 +36,7 @@ class ThreadMethod:
         # it another shard.
         each = safe is False or (safe is None and isinstance(dataset, IterableDataset))
         copies = Copies(self._blueprint, each, required=safe is False)
-        return ThreadDriver(copies, self.limits, options)
+        return ThreadDriver(copies, self._manner, self.limits, options)
 
     def called(self, worker: int) -> str:
         return f"worker thread {worker} ({name_of(worker)})"

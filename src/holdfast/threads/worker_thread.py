@@ -10,12 +10,13 @@ or pool, so a thread that is stuck keeps alive nothing but its own batch and the
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import dataclasses
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from types import MethodType
@@ -47,6 +48,21 @@ COPY_TRIES = 10  # of a dataset that changes meanwhile
 
 class Dismissed(BaseException):
     """Raised in a thread between two samples, if what it makes is not wanted any more."""
+
+
+class Manner:
+    """What Python and torch keep for each thread, as it is in the one that makes this: context
+    variables, among them NumPy's ``errstate``, and whether gradients are recorded. Processes that
+    are forked there have the same."""
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+        self._grad = torch.is_grad_enabled()
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Call this in this manner, in any thread."""
+        torch.set_grad_enabled(self._grad)
+        self._context.copy().run(call)
 
 
 class ThreadBatch:
@@ -134,6 +150,7 @@ class WorkerThread(MessageHost):
         watch_bell: Bell,
         memory: Memory,
         turns: Turns,
+        manner: Manner,
     ) -> None:
         self.recorder = notes
         self.inbox: Inbox[Orders] = Inbox()
@@ -148,7 +165,9 @@ class WorkerThread(MessageHost):
         self._rest = partial(turns.end, setup.worker)
         self._last_look = 0.0
         self._shared: SharedGenerators | None = None
-        self.thread = threading.Thread(target=self._run, name=name_of(setup.worker), daemon=True)
+        self.thread = threading.Thread(
+            target=manner.run, args=(self._run,), name=name_of(setup.worker), daemon=True
+        )
 
     def dismiss(self) -> None:
         """Have it end. Does not wait."""
