@@ -475,6 +475,31 @@ def run(script: str, *args: str, code: int = 0) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
+def test_a_script_ends_well_although_a_thread_computes() -> None:
+    """One that comes back from torch's code when the interpreter is gone would abort it."""
+    ended = run(
+        """
+        import torch
+        from holdfast import DataLoader
+        from tests.threads.datasets import Plain
+
+        class Busy(Plain):
+            def __getitem__(self, index):
+                matrix = torch.eye(700)
+                while index:
+                    matrix = matrix @ matrix
+
+        loader = DataLoader(Busy(), batch_size=1, num_workers=2, worker_method="thread", collate_fn=list)
+        batches = iter(loader)
+        print(next(batches))
+        """
+    )
+    assert ended.stdout == "[None]\n"
+    assert "still running, although the loader was closed" in ended.stderr
+    assert "Error" not in ended.stderr
+
+
+@pytest.mark.slow
 def test_a_script_with_an_interrupt_and_forks_ends_although_a_thread_is_stuck() -> None:
     ended = run(
         """

@@ -80,11 +80,22 @@ def close_all(
         member.wait_closed(deadline)
 
 
+_after_all: list[Callable[[float], None]] = []
+LAST_WITHIN = 0.3  # seconds for what is called then
+
+
+def when_all_are_closed(call: Callable[[float], None]) -> None:
+    """Call this when the interpreter exits and all pools are closed. It is told by when to end."""
+    _after_all.append(call)
+
+
 @atexit.register
 def _close_at_exit() -> None:
     global _exiting
     _exiting = True
     close_all({*list(_open.values()), *list(_leaving)})
+    for call in _after_all:
+        call(time.monotonic() + LAST_WITHIN)
 
 
 def _in_child(

@@ -8,6 +8,7 @@ limited, for the whole process (`Limits.stuck`).
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import errno
 import threading
@@ -23,6 +24,7 @@ from holdfast.autopsy.readers import procfs
 from holdfast.autopsy.stack import dump_of, tidy
 from holdfast.autopsy.tally import Tally
 from holdfast.autopsy.worker_status import StatusFile, WorkerStatus
+from holdfast.engine import background
 from holdfast.engine import events as ev
 from holdfast.engine.driver import DriverOptions, Handle, Progress
 from holdfast.engine.message_driver import MessageDriver, MessageRecord
@@ -48,6 +50,25 @@ def stuck_threads() -> int:
         if not thread.is_alive():
             _left.pop(thread, None)
     return len(_left)
+
+
+def _interrupt(by: float) -> None:
+    """At the exit of the interpreter: raise SystemExit in threads that are still running.
+
+    A thread that comes back from native code when the interpreter is gone is ended right there,
+    before Python 3.14, and C++ code that it comes back from ends the program: with SIGABRT, as
+    torch's and OpenCV's functions do. So it is better if it ends before.
+    """
+    if not stuck_threads():
+        return
+    for thread in list(_left):
+        ident = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
+    for thread in list(_left):
+        thread.join(max(0.0, by - time.monotonic()))
+
+
+background.when_all_are_closed(_interrupt)
 
 
 @dataclasses.dataclass(slots=True)
