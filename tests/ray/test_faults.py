@@ -207,6 +207,22 @@ def test_a_worker_that_goes_on_before_it_is_ended_is_left_alone(
         assert not loader.incidents
 
 
+def test_a_loader_shares_the_processors_of_another_that_has_them_all(
+    cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a validation in the middle of an epoch: to wait for the end of that is for ever."""
+    monkeypatch.setattr(ray_driver, "PATIENCE", 1.0)
+    caplog.set_level(logging.WARNING, "holdfast")
+    with on_ray(Noisy(), batch_size=4) as outer:
+        batches = iter(outer)
+        seen = [next(batches)]
+        with on_ray(Noisy(24), batch_size=4) as inner:
+            assert digest(inner) == stock(Noisy(24), batch_size=4)
+            assert not inner.incidents
+        assert digest([*seen, *batches]) == stock(Noisy(), batch_size=4)
+    assert "has no room for 2 workers (0, 1)" in caplog.text
+
+
 def test_a_worker_that_hangs_is_named_with_its_node_and_stack_and_replaced(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

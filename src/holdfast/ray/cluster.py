@@ -108,13 +108,13 @@ class HeadWatch:
         self._asked = True
         return self.free is not None and self.free.get("CPU", 0.0) < options.get("num_cpus", 1)
 
-    def may_have_processors(self, options: Mapping[str, Any], actors: int) -> bool:
+    def may_have_processors(self, options: Mapping[str, Any], actors: int, others: float) -> bool:
         """Whether, as of the last look, so many processors are in use that all these actors may
-        have theirs: one that has not started is slow then."""
+        have theirs, besides `others`: one that has not started is slow then."""
         if self.free is None:
             return True
         used = self._all.get("CPU", 0.0) - self.free.get("CPU", 0.0)
-        return bool(used >= actors * options.get("num_cpus", 1))
+        return bool(used - others >= actors * options.get("num_cpus", 1))
 
     def ask_for(self, options: Mapping[str, Any]) -> str:
         """What an actor with these options needs and what is free, in words."""

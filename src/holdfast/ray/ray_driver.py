@@ -14,7 +14,8 @@ While orders are given one at a time, the actor announces each step before it be
 processes (`engine.restarts`).
 
 An actor that finds no room in the cluster waits there, without an error. If others have started by
-then, it is started with ``num_cpus=0``: all run, and some share a processor. Another actor goes on
+then, or other loaders of this program have processors, which they may keep until this one is done,
+it is started with ``num_cpus=0``: all run, and some share a processor. Another actor goes on
 waiting for a processor in its stead (the *stand-by*), so that an autoscaler sees what is needed.
 When there is room for that one, the worker moves there. If the stand-by fails, because its node is
 lost or its options cannot be met any more, another is made after a pause, a few times. If none has
@@ -124,6 +125,9 @@ class _Seat(MessageRecord):
         return f"actor {self.actor_id}, which waits for its start"
 
 
+_drivers: dict[int, RayDriver] = {}  # of this process, by id, because each change is one step
+
+
 class RayDriver(MessageDriver[_Seat]):
     """Implements `Driver`, where the methods are described."""
 
@@ -142,6 +146,7 @@ class RayDriver(MessageDriver[_Seat]):
         self._head = HeadWatch(self.wake)
         self._lost = False  # the cluster, and that was told
         self._status = StatusFile("ray")
+        _drivers[id(self)] = self
 
     # -- orders ---------------------------------------------------------------------------
 
@@ -329,9 +334,10 @@ class RayDriver(MessageDriver[_Seat]):
         short = self._head.lacks_processors(self._ray_options)
         waiting = [one for one in late if not one[1].squeezed]
         ours = sum(seat.worker is not None and not seat.squeezed for seat in self._seats)
-        if short and self._head.may_have_processors(self._ray_options, ours):
+        others = sum(one.processors() for one in list(_drivers.values()) if one is not self)
+        if short and self._head.may_have_processors(self._ray_options, ours, others):
             short = any(now - seat.since > SLOW_START for _, seat in waiting)
-        if short and waiting and any(one.born for one in self._seats):
+        if short and waiting and (others or any(one.born for one in self._seats)):
             log.warning(
                 "%sthe Ray cluster has no room for %s (%s): started with num_cpus=0, sharing "
                 "processors with the others until there is room",
@@ -358,6 +364,12 @@ class RayDriver(MessageDriver[_Seat]):
                 now - since,
                 self._head.ask_for({**self._ray_options, **({} if waiting else {"num_cpus": 0})}),
             )
+
+    def processors(self) -> float:
+        """How many its actors have. Any thread may ask: what it misses counts at the next time."""
+        each = float(self._ray_options.get("num_cpus", 1))
+        have = (one.worker is not None and one.born and not one.squeezed for one in self._seats)
+        return each * sum(have)
 
     def _stand_by(self, seat: _Seat) -> None:
         """Let another actor wait for a processor."""
@@ -569,6 +581,7 @@ class RayDriver(MessageDriver[_Seat]):
                 self._end(seat.worker)
 
     def close(self) -> None:
+        _drivers.pop(id(self), None)
         self._head.close()
         self._status.close()
         for seat in self._seats:
