@@ -59,6 +59,10 @@ def test_a_dataset_that_is_not_thread_safe_is_copied_for_each_worker() -> None:
     assert by_threads(NotThreadSafe()) == batches(DataLoader, NotThreadSafe())
     both = torch.utils.data.ConcatDataset([NotThreadSafe(), Plain(0)])
     assert thread_method.is_thread_safe(torch.utils.data.Subset(both, [0])) is False
+    own, length = NotThreadSafe(), len(NotThreadSafe())
+    stack = torch.utils.data.StackDataset
+    assert thread_method.is_thread_safe(stack(Plain(length), own)) is False
+    assert thread_method.is_thread_safe(stack(a=own, b=Plain(length))) is False
     assert thread_method.is_thread_safe(OwnGenerator()) is None
 
 

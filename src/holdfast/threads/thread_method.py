@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, Subset
+from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, StackDataset, Subset
 
 from holdfast.engine.driver import DriverOptions
 from holdfast.engine.events import Limits
@@ -55,6 +55,9 @@ def is_thread_safe(dataset: Any) -> bool | None:
         parts = (dataset.dataset,)
     elif isinstance(dataset, (ConcatDataset, ChainDataset)):
         parts = dataset.datasets
+    elif isinstance(dataset, StackDataset):
+        parts = dataset.datasets
+        parts = parts.values() if isinstance(parts, dict) else parts
     said = [is_thread_safe(part) for part in parts]
     if False in said:
         return False
