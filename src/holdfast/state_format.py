@@ -58,6 +58,7 @@ def add_checkpoint(state: dict[str, Any], loader: Any, checkpoint: Checkpoint, t
             "state": to_plain(checkpoint.sampler_state),
             "ended": checkpoint.sampler_ended,
             "before_epoch": to_plain(begun.state),
+            "left": begun.left,
         }
     _add_workers(state, loader, checkpoint, text)
 
@@ -159,7 +160,8 @@ def read_start(sampler: Mapping[str, Any], which: str) -> SamplerStart:
     if which == "now":
         return SamplerStart(own, epoch=epoch, state=before)
     default = (*map(_raw, sampler["default"]), None, None, None)[:3]
-    return SamplerStart(own, default, epoch, bool(sampler["before_seed"]), before)
+    before_seed, left = bool(sampler["before_seed"]), bool(sampler["left"])
+    return SamplerStart(own, default, epoch, before_seed, before, left)
 
 
 def read_checkpoint(

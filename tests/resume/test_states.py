@@ -1234,6 +1234,46 @@ def test_after_the_last_batch_a_sampler_with_a_state_has_no_more_in_this_epoch(
     assert [values(loader), values(loader)] == [[], expected[2]]
 
 
+class Batches(Remembers):
+    def __init__(self) -> None:
+        super().__init__(11, batch=2)
+
+
+@pytest.mark.parametrize("had", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["raise", "replace"])
+@pytest.mark.parametrize("sampler", [EndsWhereItBegins, lambda: Remembers(11), Batches])
+def test_after_an_epoch_that_was_left_the_next_goes_on_with_a_sampler_that_has_a_state(
+    sampler: Any, policy: Any, workers: int, had: int
+) -> None:
+    def make() -> Any:
+        own = sampler()
+        given = (
+            {"batch_sampler": own}
+            if isinstance(own, Batches)
+            else {"sampler": own, "batch_size": 2}
+        )
+        return DataLoader(Numbers(12), num_workers=workers, on_bad_sample=policy, **given)
+
+    first = make()
+    iterator = iter(first)
+    for _ in range(2):
+        next(iterator)
+    del iterator
+    iterator = iter(first)
+    expected = [next(iterator).tolist() for _ in range(had)]
+    state = json.loads(json.dumps(first.state_dict()))
+    expected += [batch.tolist() for batch in iterator]
+    for _ in range(2):
+        loader = make()
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        state = json.loads(json.dumps(loader.state_dict()))  # before its first batch
+    rest = [batch.tolist() for batch in iterator]
+    assert rest == expected[had:]
+    assert values(loader) == values(first)
+
+
 class Backwards(torch.utils.data.Sampler[int]):
     def __len__(self) -> int:
         return 12

@@ -16,7 +16,9 @@ began.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import itertools
 import logging
 import pickle
@@ -50,7 +52,6 @@ from holdfast.worker.generator_states import (
 
 log = logging.getLogger("holdfast")
 
-_NO_INDEX: Final = object()
 _INNER: Final = ("sampler", "batch_sampler", "base_sampler")
 _DEEPEST: Final = 4
 _SELDOM: Final = 64  # draws after which old states are dropped
@@ -126,6 +127,8 @@ class SamplerStart:
     """Whether the seed of the workers was drawn after this. Without workers torch starts the
     sampler once, before it draws that seed; with workers it starts it again after that."""
     state: Any = None  # what the sampler's own state_dict() gave, before ``iter(sampler)``
+    left: bool = False
+    """Whether the sampler was in the middle of an epoch then, which was left early."""
 
     @classmethod
     def of(cls, loader: Any, *, before_seed: bool = False) -> SamplerStart:
@@ -137,13 +140,14 @@ class SamplerStart:
             None if told is None else told[1],
             before_seed,
             None if stateful is None else copy.deepcopy(stateful.state_dict()),
+            stateful is not None and id(stateful) in _unfinished,
         )
 
     def restore(self, loader: Any, *, default: bool, between_epochs: bool) -> None:
         """Bring the generators of another loader, or of the same later, to this state; and the
         sampler, if an epoch begins."""
         if between_epochs:
-            _end_epoch_before(_with_state(loader._index_sampler), self.state)
+            _end_epoch_before(_with_state(loader._index_sampler), self.state, self.left)
         for path, state in _own_generators(loader):
             kind, raw = self.own.get(path, ("", b""))
             if kind == state.kind:
@@ -234,7 +238,7 @@ class SamplerDraws:
             self.count = begin = resumed.first_missing
             if resumed.sampler_ended and not has_state(iterator._sampler_iter):
                 stateful = _with_state(iterator._index_sampler)
-                _end_epoch_before(stateful, resumed.sampler_state)
+                _end_epoch_before(stateful, resumed.sampler_state, left=False)
                 iterator._sampler_iter = iter(())
                 self.ended = begin
             else:
@@ -325,11 +329,14 @@ class SamplerDraws:
                 index = next(source)
             except StopIteration:
                 self.ended = self.count
+                _unfinished.pop(id(stateful), None)
                 raise
+            _note_unfinished(stateful)
             self.states[self.count] = copy.deepcopy(stateful.state_dict())
             self.count += 1
             if full and len(index) < full:
                 self.ended = self.count
+                _unfinished.pop(id(stateful), None)
             if not self.count % _SELDOM:
                 self.state_before(self.oldest())
             return index
@@ -372,18 +379,57 @@ def begin_sampler_again(loader: Any, resumed: Checkpoint, policy: Policy | None)
         told[0].set_epoch(begun.epoch)
 
 
-def _end_epoch_before(sampler: Any, state: Any) -> None:
-    """Bring a sampler with a state to the end of the epoch before the one that is to begin.
+_unfinished: dict[int, weakref.ref[Any]] = {}
+"""By id: samplers with a state that were begun, have given an index, and have not ended."""
+
+
+def _note_unfinished(sampler: Any) -> None:
+    if id(sampler) not in _unfinished:
+        with contextlib.suppress(TypeError):  # there are no weak references to it
+            forget = functools.partial(_forget, id(sampler))
+            _unfinished[id(sampler)] = weakref.ref(sampler, forget)
+
+
+def _forget(number: int, gone: weakref.ref[Any], known: Any = _unfinished) -> None:
+    if known.get(number) is gone:
+        del known[number]
+
+
+def _end_epoch_before(sampler: Any, state: Any, left: bool) -> None:
+    """Bring a sampler with a state to the end of the epoch before the one that is to begin; `left`
+    if that epoch was left in the middle.
 
     Some samplers go on from a loaded state once: begun there, they have no index left, and the next
     ``iter(sampler)`` begins a new epoch. For others the state at an end is that of the next
-    beginning. These give an index, so the state is loaded again."""
+    beginning. These give an index, so the state is loaded again.
+
+    In the middle both kinds give an index. There the first kind is begun, which the next
+    ``iter(sampler)`` ends; the second kind goes on where it is with every ``iter(sampler)``."""
     if sampler is None or state is None or _is_at(sampler, state):
         return
     with default_generators_kept():
+        first = _loaded_and_begun(sampler, state, 3 if left else 1)
+        if not first:
+            return
+        if left:
+            there = copy.deepcopy(sampler.state_dict())
+            _loaded_and_begun(sampler, state, 1)
+            after = itertools.islice(iter(sampler), 2)
+            if _names(after) != _names(first[1:]) or not _is_at(sampler, there):
+                _loaded_and_begun(sampler, state, 1)
+                _note_unfinished(sampler)
+                return
         sampler.load_state_dict(copy.deepcopy(state))
-        if next(iter(sampler), _NO_INDEX) is not _NO_INDEX:
-            sampler.load_state_dict(copy.deepcopy(state))
+
+
+def _loaded_and_begun(sampler: Any, state: Any, count: int) -> list[Any]:
+    """Let a sampler go on from this state for so many indices: those it has given."""
+    sampler.load_state_dict(copy.deepcopy(state))
+    return list(itertools.islice(iter(sampler), count))
+
+
+def _names(indices: Iterable[Any]) -> list[int]:
+    return [fingerprint(copy_index(one)) for one in indices]
 
 
 def _is_at(sampler: Any, state: Any) -> bool:
