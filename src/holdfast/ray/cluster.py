@@ -1,16 +1,22 @@
 """What the cluster says: why an actor died, what is free, and whether its head still answers; and
-whether this program still belongs to it."""
+how this program joins it, and whether it still belongs to it."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray import exceptions
+
+log = logging.getLogger("holdfast")
 
 LOOK_EVERY = 1.0  # seconds
 LOST_AFTER = 4  # looks in a row without an answer
@@ -61,6 +67,39 @@ LEFT: Final = (
 )
 
 
+def connect() -> None:
+    """Join the cluster that RAY_ADDRESS or ``ray start`` on this machine has named, or start one
+    here. A cluster that has ended without ``ray stop`` is still named; Ray would wait for it for
+    minutes."""
+    named, where = os.environ.get("RAY_ADDRESS", ""), "the environment variable RAY_ADDRESS"
+    if not named:
+        path = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        with contextlib.suppress(OSError):
+            named, where = path.read_text().strip(), str(path)
+    host, _, port = named.rpartition(":")
+    if host and port.isdecimal() and "/" not in host and not _answers(host, int(port)):
+        raise ConnectionError(
+            f"{where} names a Ray cluster at {named}, and nothing answers there. Start it again "
+            "(ray start --head), or name another one; to have one started on this machine, "
+            + ("unset the variable" if where.endswith("RAY_ADDRESS") else "call ray stop")
+        )
+    ray.init(log_to_driver=False)
+    log.info("Ray was not initialised: this program is now in the cluster at %s", address())
+
+
+def address() -> str:
+    """Of the head of the cluster that this program is in."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host.strip("[]"), port), ANSWERS_WITHIN).close()
+    except OSError:
+        return False
+    return True
+
+
 class HeadWatch:
     """A thread that looks whether the head of the cluster answers, and what is free.
 
@@ -74,7 +113,7 @@ class HeadWatch:
         """What no task or actor uses, as of the last look; None if that has not been asked."""
         self._all: Mapping[str, float] = {}
         self._context = ray.get_runtime_context()
-        self._address: str = self._context.gcs_address
+        self._address = address()
         self._connection = self._identity()
         self._on_lost = on_lost
         self._asked = False
@@ -136,9 +175,7 @@ class HeadWatch:
         missed = 0
         host, _, port = self._address.rpartition(":")
         while not self._closed.wait(LOOK_EVERY):
-            try:
-                socket.create_connection((host, int(port)), ANSWERS_WITHIN).close()
-            except OSError:
+            if not _answers(host, int(port)):
                 missed += 1
             else:
                 missed = 0

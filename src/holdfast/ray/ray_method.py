@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,9 +29,8 @@ if tuple(int(part) for part in ray.__version__.split(".")[:2]) < OLDEST:
         "install a later one with pip install --upgrade 'holdfast[ray]'"
     )
 
+from holdfast.ray.cluster import connect  # noqa: E402
 from holdfast.ray.ray_driver import RayDriver, check_options  # noqa: E402
-
-log = logging.getLogger("holdfast")
 
 LIMITS = Limits(
     kill_after=3.0,
@@ -58,8 +56,7 @@ class RayMethod:
         self._options = dict(options or {})
         check_options(self._options)
         if not ray.is_initialized():
-            ray.init(log_to_driver=False)
-            log.info("Ray was not initialised: a cluster was started on this machine")
+            connect()
         self.room = _room()
         self._blueprint = ray.put(_pickled(blueprint))
 
