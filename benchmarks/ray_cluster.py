@@ -12,6 +12,7 @@ is read with ``iter_torch_batches``. It needs ``pip install 'ray[data,train]'``.
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import statistics
 import time
@@ -121,6 +122,7 @@ def main() -> None:
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        atexit.register(cluster.shutdown)  # or the next program would look for it
         cluster.add_node(num_cpus=WORKERS)
         asked.address = cluster.address
     ray.init(address=asked.address, log_to_driver=False)

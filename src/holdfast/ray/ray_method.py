@@ -73,7 +73,7 @@ def _pickled(blueprint: Blueprint) -> NDArray[np.uint8]:
     try:
         return np.frombuffer(cloudpickle.dumps(blueprint), np.uint8)
     except Exception as error:
-        explain_pickle_error(error, blueprint)
+        explain_pickle_error(error, blueprint, cloudpickle.dumps)
         raise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.introspection.attributes import own
@@ -11,29 +11,45 @@ _DEPTH = 12
 _WIDTH = 1000
 
 
-def explain_pickle_error(error: Exception, blueprint: Any) -> None:
-    """Add to `error` the path of the attribute that caused it."""
+Encode = Callable[[Any], object]
+"""Raises if it cannot pickle its argument."""
+
+
+def _encode(value: Any) -> object:
+    from holdfast.transport import codec  # here: worker threads pickle nothing
+
+    return codec.encode(value, None)
+
+
+def explain_pickle_error(error: Exception, blueprint: Any, encode: Encode = _encode) -> None:
+    """Add to `error` the path of the attribute that caused it. `encode` if that is not pickle, but
+    takes lambdas and local functions too."""
+    needs, functions = "not even by cloudpickle", ""
+    if encode is _encode:
+        needs = "which this start method needs"
+        functions = (
+            "; replace lambdas and local functions by functions of a module or functools.partial"
+        )
     for name in ("dataset", "collate_fn", "worker_init_fn", "on_bad_sample"):
-        path = find_unpicklable(getattr(blueprint, name), name)
+        path = find_unpicklable(getattr(blueprint, name), name, encode)
         if path is not None:
             error.args = (
-                f"{error}\nholdfast: {path} cannot be pickled, which this start method needs. "
+                f"{error}\nholdfast: {path} cannot be pickled, {needs}. "
                 "Open files, locks and connections when they are first used in the worker, or "
-                "leave them out in __getstate__; replace lambdas and local functions by "
-                "functions of a module or functools.partial.",
+                f"leave them out in __getstate__{functions}.",
             )
             return
 
 
-def find_unpicklable(value: Any, path: str) -> str | None:
+def find_unpicklable(value: Any, path: str, encode: Encode = _encode) -> str | None:
     """The path of the innermost part that does not pickle; None if all does."""
-    if _pickles(value):
+    if _pickles(value, encode):
         return None
     seen: set[int] = set()
     for _ in range(_DEPTH):
         seen.add(id(value))
         for name, part in _parts(value):
-            if id(part) not in seen and not _pickles(part):
+            if id(part) not in seen and not _pickles(part, encode):
                 value, path = part, path + name
                 break
         else:
@@ -61,11 +77,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
 
 
-def _pickles(value: Any) -> bool:
-    from holdfast.transport import codec  # here: worker threads pickle nothing
-
+def _pickles(value: Any, encode: Encode) -> bool:
     try:
-        codec.encode(value, None)
+        encode(value)
     except RuntimeError:
         return True  # locks and queues that pickle only while a process is being started
     except BaseException:  # a sample's own, from its __reduce__
