@@ -427,8 +427,11 @@ def test_a_stream_that_is_left_is_closed_in_its_thread() -> None:
     stream = Closing()
     with no_garbage_collection():
         loader = threads(stream)
-        next(iter(loader))
+        batches = iter(loader)
+        for _ in range(2):  # one of each worker: both have begun
+            next(batches)
         loader.close()
+        del batches
         deadline = time.monotonic() + 20
         while len(stream.closed_in) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
