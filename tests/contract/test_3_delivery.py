@@ -31,7 +31,7 @@ from tests.support.datasets import (
 from tests.support.fingerprint import fingerprint
 from tests.support.loaders import Loader
 from tests.support.parts import identity
-from tests.support.processes import mappings, open_files
+from tests.support.processes import eventually, mappings, open_files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -430,7 +430,7 @@ def test_files_and_mappings_do_not_grow_with_epochs_and_loaders(loader_class: Lo
     use(2)
     files, maps = open_files(), mappings()
     use(13)
-    assert open_files() <= files + 2
+    assert eventually(lambda: open_files() <= files + 2)  # threads of torch's queues close theirs
     assert mappings() <= maps + 10
 
 

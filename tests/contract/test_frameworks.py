@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import multiprocessing
 import threading
 import types
 from collections.abc import Iterator
@@ -428,8 +429,12 @@ def test_workers_may_be_terminated_by_their_handles_before_shutdown(loader_class
     before = children()
     loader: Any = endless(loader_class)(Numbers(6), batch_size=2, num_workers=2)
     next(iter(loader))
-    loader.end()
-    assert eventually(lambda: children() == before)
+    try:
+        loader.end()
+    except RuntimeError:
+        # In the middle of its shutdown, torch's own handler of SIGCHLD may find that workers died.
+        assert loader_class is STOCK
+    assert eventually(lambda: not multiprocessing.active_children() and children() == before)
 
 
 def test_a_subclass_may_wrap_the_iterator_it_gets(loader_class: Any) -> None:
