@@ -129,6 +129,7 @@ def test_a_trainer_killed_together_with_its_nursery_leaves_no_worker(stage: Stag
         """
     )
     trainer.expect("trouble", times=2)
+    trainer.signal(signal.SIGSTOP)  # else it may say that the nursery is gone
     kill(int(trainer.expect("nursery")[0]))
     assert_no_process_survives_a_kill(trainer, at_least=0)
 
